@@ -1,0 +1,75 @@
+# Front door. `make` alone lists what there is.
+
+PREFIX ?= /usr/local
+DESTDIR ?=
+JOBS ?= $(shell nproc 2>/dev/null || echo 2)
+
+CTEST := ctest --output-on-failure --no-tests=error -j$(JOBS)
+
+.PHONY: help demo test test-all bench build install check clean
+.PHONY: build-all test-release test-slow test-asan test-tsan test-clang test-fuzz
+
+help:
+	@sed -n 's/^\([a-z][a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
+
+demo: build ## measure and cut the time of a training job in an emulated cluster
+	@tools/setup demo
+	@tools/demo
+
+test: test-release ## build all and run every test that takes seconds
+
+test-all: ## everything: slow tests, sanitizers, clang, fuzzing, check
+	@tools/setup all
+	@$(MAKE) --no-print-directory test-release
+	@$(MAKE) --no-print-directory test-slow
+	@$(MAKE) --no-print-directory test-asan
+	@$(MAKE) --no-print-directory test-tsan
+	@$(MAKE) --no-print-directory test-clang
+	@$(MAKE) --no-print-directory test-fuzz
+	@$(MAKE) --no-print-directory check
+
+bench: build ## measure weft beside its peers and the limits of the machine
+	@tools/setup bench
+	@tools/bench
+
+build: ## the program build/weft and libweft.so
+	@tools/setup build
+	@cmake --preset release > /dev/null
+	@cmake --build build -j$(JOBS) --target weft_cli
+
+install: build ## into PREFIX (/usr/local), below DESTDIR if given
+	@DESTDIR="$(DESTDIR)" cmake --install build --prefix "$(PREFIX)"
+
+check: ## format, lint, module law, headers that compile alone, scripts
+	@tools/setup check
+	@tools/check
+
+clean: ## remove what the build made
+	rm -rf build build-dev build-asan build-tsan build-clang build-fuzz .cache
+
+build-all:
+	@tools/setup test
+	@cmake --preset release > /dev/null
+	@cmake --build build -j$(JOBS)
+
+test-release: build-all
+	@cd build && $(CTEST) -LE slow
+
+test-slow: build-all
+	@cd build && ctest --output-on-failure -L slow
+
+# Sanitizers slow everything down, so what measures time is left out.
+test-asan test-tsan: test-%:
+	@cmake --preset $* > /dev/null
+	@cmake --build build-$* -j$(JOBS)
+	@cd build-$* && $(CTEST) -L 'unit|fuzz'
+
+test-clang:
+	@cmake --preset clang > /dev/null
+	@cmake --build build-clang -j$(JOBS)
+	@cd build-clang && $(CTEST) -L 'unit|fuzz'
+
+test-fuzz:
+	@cmake --preset fuzz > /dev/null
+	@cmake --build build-fuzz -j$(JOBS)
+	@cd build-fuzz && $(CTEST) -L fuzz
