@@ -72,15 +72,11 @@ Input mutate(Input input, const std::vector<Input>& corpus, std::mt19937_64& rng
           input[at] = kEdges[below(std::size(kEdges))];
         }
         break;
-      case 2:
-        input.insert(where, static_cast<std::uint8_t>(rng()));
-        break;
+      case 2: input.insert(where, static_cast<std::uint8_t>(rng())); break;
       case 3:
         input.erase(where, where + static_cast<std::ptrdiff_t>(below(input.size() - at + 1)));
         break;
-      case 4:
-        input.resize(at);
-        break;
+      case 4: input.resize(at); break;
       default:  // the tail of another input
         if (!corpus.empty()) {
           const Input& other = corpus[below(corpus.size())];

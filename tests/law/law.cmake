@@ -51,6 +51,8 @@ function(run out_status out_text)
   execute_process(COMMAND ${ARGN} RESULT_VARIABLE status OUTPUT_VARIABLE text ERROR_VARIABLE text)
   # CMake wraps what it prints; the messages are compared as one line.
   string(REGEX REPLACE "[ \n]+" " " text "${text}")
+  # A later edit must get a later time, even where the file system's clock is coarse.
+  execute_process(COMMAND ${CMAKE_COMMAND} -E sleep 0.05)
   set(${out_status} ${status} PARENT_SCOPE)
   set(${out_text} "${text}" PARENT_SCOPE)
 endfunction()
