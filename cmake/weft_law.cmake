@@ -40,7 +40,8 @@ endfunction()
 function(weft_law_report)
   get_property(violations GLOBAL PROPERTY WEFT_VIOLATIONS)
   if(violations)
-    message(FATAL_ERROR "the module law (CONTRIBUTING.md) is broken:\n${violations}")
+    message(FATAL_ERROR "the module law (CONTRIBUTING.md) is broken:\n${violations}"
+      "To leave unfinished modules out, name the others: -DWEFT_ONLY=\"base;trace\"")
   endif()
 endfunction()
 
