@@ -1,0 +1,404 @@
+#include "weft/plan.h"
+
+#include <xxhash.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <unordered_map>
+
+#include "internal.h"
+
+namespace weft::plan {
+
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+template <typename T, size_t N>
+const char* word_of(T value, const std::array<Word<T>, N>& words) {
+  for (const Word<T>& word : words)
+    if (word.value == value) return word.name;
+  return "unknown";
+}
+
+}  // namespace
+
+const char* name_of(Order order) { return word_of(order, kOrders); }
+const char* name_of(Barrier barrier) { return word_of(barrier, kBarriers); }
+const char* name_of(LaneWorker worker) { return word_of(worker, kLaneWorkers); }
+const char* name_of(Sync sync) { return word_of(sync, kSyncs); }
+
+const std::vector<std::string>& algorithm_names() {
+  static const std::vector<std::string> names = {"ring", "halving_doubling", "tree",
+                                                 "hierarchical"};
+  return names;
+}
+
+const std::vector<std::string>& codec_names() {
+  static const std::vector<std::string> names = {"none",     "fp16",  "bf16", "one_bit",  "qsgd",
+                                                 "terngrad", "top_k", "dgc",  "power_sgd"};
+  return names;
+}
+
+// ---- how errors are said -----------------------------------------------------------------
+
+size_t utf8_length(std::string_view input) {
+  if (input.empty()) return 0;
+  const auto byte = [&](size_t i) { return static_cast<unsigned char>(input[i]); };
+  const unsigned char lead = byte(0);
+  if (lead < 0x80) return 1;
+  const size_t length = lead >= 0xf0 ? 4 : lead >= 0xe0 ? 3 : 2;
+  if (lead < 0xc2 || lead > 0xf4 || input.size() < length) return 0;
+  for (size_t i = 1; i < length; ++i)
+    if ((byte(i) & 0xc0) != 0x80) return 0;
+  // Forms longer than need be, surrogates, and what lies beyond U+10FFFF.
+  if ((lead == 0xe0 && byte(1) < 0xa0) || (lead == 0xed && byte(1) > 0x9f) ||
+      (lead == 0xf0 && byte(1) < 0x90) || (lead == 0xf4 && byte(1) > 0x8f))
+    return 0;
+  return length;
+}
+
+namespace {
+
+// A control character of ASCII, or of Latin-1 in its UTF-8 form: terminals obey both.
+bool is_control(std::string_view sequence) {
+  const auto lead = static_cast<unsigned char>(sequence[0]);
+  if (sequence.size() == 1) return lead < 0x20 || lead == 0x7f;
+  return lead == 0xc2 && static_cast<unsigned char>(sequence[1]) < 0xa0;
+}
+
+}  // namespace
+
+std::string printable(std::string_view input, size_t limit) {
+  std::string out;
+  for (size_t i = 0; i < input.size();) {
+    if (i >= limit) return out + "...";
+    const size_t length = utf8_length(input.substr(i));
+    const std::string_view sequence = input.substr(i, std::max<size_t>(length, 1));
+    if (length == 0 || is_control(sequence)) {
+      for (char c : sequence) out += text("\\x%02x", static_cast<unsigned char>(c));
+    } else {
+      out += sequence;
+    }
+    i += sequence.size();
+  }
+  return out;
+}
+
+std::string in_quotes(std::string_view input) { return "\"" + printable(input) + "\""; }
+
+std::string pointer_step(std::string_view key) {
+  std::string step = "/";
+  for (char c : key) {
+    if (c == '~') {
+      step += "~0";
+    } else if (c == '/') {
+      step += "~1";
+    } else {
+      step += c;
+    }
+  }
+  return printable(step, 200);
+}
+
+Error mismatch(const std::string& path, const std::string& found, const std::string& expected) {
+  return error(Code::invalid_argument, "%s: found %s, expected %s", path.c_str(), found.c_str(),
+               expected.c_str());
+}
+
+std::string integer_range(int64_t low, int64_t high) {
+  return text("an integer from %lld to %lld", static_cast<long long>(low),
+              static_cast<long long>(high));
+}
+
+std::string size_range(Bytes low, Bytes high) {
+  return "a size from " + format_bytes(low) + " to " + format_bytes(high);
+}
+
+std::string name_fault(std::string_view name, size_t limit) {
+  if (name.empty()) return "is empty";
+  if (name.size() > limit) return text("is longer than %zu bytes", limit);
+  for (size_t i = 0; i < name.size();) {
+    const size_t length = utf8_length(name.substr(i));
+    if (length == 0) return "is not UTF-8";
+    if (is_control(name.substr(i, length))) return "holds a control character";
+    i += length;
+  }
+  return "";
+}
+
+std::string one_of(std::string_view found, const std::vector<std::string>& words) {
+  std::string out = words.size() == 2 ? words[0] + " or " + words[1] : "one of ";
+  if (words.size() != 2)
+    for (size_t i = 0; i < words.size(); ++i) out += (i == 0 ? "" : ", ") + words[i];
+  if (auto near = nearest(found, words)) out += "; did you mean \"" + *near + "\"?";
+  return out;
+}
+
+// ---- validate ----------------------------------------------------------------------------
+
+namespace {
+
+Result<void> check_integer(const std::string& path, int64_t value, int64_t low, int64_t high) {
+  if (value >= low && value <= high) return {};
+  return mismatch(path, std::to_string(value), integer_range(low, high));
+}
+
+Result<void> check_size(const std::string& path, Bytes value, Bytes low, Bytes high) {
+  if (value >= low && value <= high) return {};
+  return mismatch(path, format_bytes(value), size_range(low, high));
+}
+
+Result<void> check_word(const std::string& path, const std::string& word,
+                        const std::vector<std::string>& words) {
+  if (std::find(words.begin(), words.end(), word) != words.end()) return {};
+  return mismatch(path, in_quotes(word), one_of(word, words));
+}
+
+Result<void> check_name(const std::string& path, std::string_view name, size_t limit) {
+  const std::string fault = name_fault(name, limit);
+  if (fault.empty()) return {};
+  return error(Code::invalid_argument, "%s: the name %s %s", path.c_str(), in_quotes(name).c_str(),
+               fault.c_str());
+}
+
+Result<void> check_comment(const std::string& comment) {
+  if (comment.size() > kCommentMax)
+    return error(Code::invalid_argument, "/comment: is longer than %zu bytes", kCommentMax);
+  for (size_t i = 0; i < comment.size();) {
+    const size_t length = utf8_length(std::string_view(comment).substr(i));
+    if (length == 0) return error(Code::invalid_argument, "/comment: is not UTF-8");
+    i += length;
+  }
+  return {};
+}
+
+Result<void> check_buckets(const std::vector<BucketSpec>& buckets) {
+  std::unordered_map<std::string_view, size_t> seen;
+  for (size_t i = 0; i < buckets.size(); ++i) {
+    const std::string path = text("/buckets/%zu", i);
+    const BucketSpec& bucket = buckets[i];
+    if (bucket.tensors.empty())
+      return mismatch(path + "/tensors", "an empty array", "at least one tensor name");
+    for (size_t j = 0; j < bucket.tensors.size(); ++j) {
+      const std::string& tensor = bucket.tensors[j];
+      const auto where = [&] { return path + text("/tensors/%zu", j); };
+      if (!name_fault(tensor, kTensorNameMax).empty())
+        return check_name(where(), tensor, kTensorNameMax);
+      const auto [first, inserted] = seen.emplace(tensor, i);
+      if (!inserted)
+        return error(Code::invalid_argument,
+                     "%s: %s is already in /buckets/%zu; expected each tensor in one bucket",
+                     where().c_str(), in_quotes(tensor).c_str(), first->second);
+    }
+    if (bucket.priority)
+      WEFT_TRY(check_integer(path + "/priority", *bucket.priority, -kPriorityMax, kPriorityMax));
+    if (bucket.codec) WEFT_TRY(check_word(path + "/codec", *bucket.codec, codec_names()));
+  }
+  return {};
+}
+
+Result<void> check_algorithm(const std::vector<AlgorithmRule>& rules) {
+  if (rules.empty()) return mismatch("/algorithm", "an empty array", "at least one rule");
+  for (size_t i = 0; i < rules.size(); ++i) {
+    const std::string path = text("/algorithm/%zu", i);
+    const AlgorithmRule& rule = rules[i];
+    WEFT_TRY(check_word(path + "/use", rule.use, algorithm_names()));
+    const bool last = i + 1 == rules.size();
+    if (!rule.up_to && !last)
+      return error(Code::invalid_argument,
+                   "%s: has no \"up_to\", so no later rule can apply; expected that of the last "
+                   "rule only",
+                   path.c_str());
+    if (rule.up_to && last)
+      return error(Code::invalid_argument,
+                   "%s: has an \"up_to\", so larger sizes have no algorithm; expected none in the "
+                   "last rule",
+                   path.c_str());
+    if (!rule.up_to) continue;
+    WEFT_TRY(check_size(path + "/up_to", *rule.up_to, {1}, kSizeMax));
+    if (i > 0 && *rule.up_to <= *rules[i - 1].up_to)
+      return mismatch(
+          path + "/up_to", format_bytes(*rule.up_to),
+          "more than the " + format_bytes(*rules[i - 1].up_to) + " of the rule before it");
+  }
+  return {};
+}
+
+Result<void> check_sync(Sync sync, uint32_t staleness) {
+  const std::string path = "/sync/staleness";
+  WEFT_TRY(check_integer(path, staleness, 0, kStalenessMax));
+  const bool counts = sync == Sync::bounded_stale || sync == Sync::local_sgd;
+  // A number that means nothing would give two hashes to plans that do the same.
+  if (!counts && staleness != 0)
+    return mismatch(path, std::to_string(staleness),
+                    text("0, because the mode is %s", name_of(sync)));
+  if (sync == Sync::local_sgd && staleness == 0)
+    return mismatch(path, "0", integer_range(1, kStalenessMax) + " local steps for local_sgd");
+  return {};
+}
+
+}  // namespace
+
+Result<void> validate(const Plan& plan) {
+  WEFT_TRY(check_name("/name", plan.name, kNameMax));
+  WEFT_TRY(check_comment(plan.comment));
+  WEFT_TRY(check_size("/bucket_rule/first", plan.bucket_rule.first, {1}, kSizeMax));
+  WEFT_TRY(check_size("/bucket_rule/size", plan.bucket_rule.size, {1}, kSizeMax));
+  WEFT_TRY(check_buckets(plan.buckets));
+  if (plan.partition) WEFT_TRY(check_size("/partition", *plan.partition, kPartitionMin, kSizeMax));
+  for (const auto& [tensor, priority] : plan.priority) {
+    if (!name_fault(tensor, kTensorNameMax).empty())
+      return check_name("/priority" + pointer_step(tensor), tensor, kTensorNameMax);
+    if (priority < -kPriorityMax || priority > kPriorityMax)
+      return check_integer("/priority" + pointer_step(tensor), priority, -kPriorityMax,
+                           kPriorityMax);
+  }
+  if (plan.credit) WEFT_TRY(check_size("/credit", *plan.credit, {1}, kSizeMax));
+  WEFT_TRY(check_algorithm(plan.algorithm));
+  WEFT_TRY(check_integer("/lanes", plan.lanes, 1, kLanesMax));
+  WEFT_TRY(check_size("/chunk", plan.chunk, kChunkMin, kChunkMax));
+  if (plan.lane_workers < 1 || plan.lane_workers > plan.lanes)
+    return mismatch("/lane_workers", std::to_string(plan.lane_workers),
+                    integer_range(1, plan.lanes) + ", the number of lanes");
+  WEFT_TRY(check_word("/codec", plan.codec, codec_names()));
+  return check_sync(plan.sync, plan.staleness);
+}
+
+// ---- text --------------------------------------------------------------------------------
+
+namespace {
+
+Json size_or_null(const std::optional<Bytes>& size) {
+  return size ? Json(format_bytes(*size)) : Json(nullptr);
+}
+
+// `named`: with name and comment, which say nothing about what the plan does.
+Json document(const Plan& plan, bool named) {
+  Json out;
+  out["weft_plan"] = kFormatVersion;
+  if (named) {
+    out["name"] = plan.name;
+    out["comment"] = plan.comment;
+  }
+  out["bucket_rule"] = {{"first", format_bytes(plan.bucket_rule.first)},
+                        {"size", format_bytes(plan.bucket_rule.size)},
+                        {"may_exceed", plan.bucket_rule.may_exceed}};
+  Json buckets = Json::array();
+  for (const BucketSpec& bucket : plan.buckets) {
+    Json entry;
+    entry["tensors"] = bucket.tensors;
+    if (bucket.priority) entry["priority"] = *bucket.priority;
+    if (bucket.codec) entry["codec"] = *bucket.codec;
+    buckets.push_back(std::move(entry));
+  }
+  out["buckets"] = std::move(buckets);
+  out["partition"] = size_or_null(plan.partition);
+  out["order"] = name_of(plan.order);
+  // Appended, not looked up: ordered_json searches linearly, and the map has no name twice.
+  Json::object_t priority;
+  for (const auto& [tensor, value] : plan.priority) priority.push_back({tensor, Json(value)});
+  out["priority"] = std::move(priority);
+  out["credit"] = size_or_null(plan.credit);
+  out["barrier"] = name_of(plan.barrier);
+  Json rules = Json::array();
+  for (const AlgorithmRule& rule : plan.algorithm) {
+    Json entry;
+    if (rule.up_to) entry["up_to"] = format_bytes(*rule.up_to);
+    entry["use"] = rule.use;
+    rules.push_back(std::move(entry));
+  }
+  out["algorithm"] = std::move(rules);
+  out["lanes"] = plan.lanes;
+  out["chunk"] = format_bytes(plan.chunk);
+  out["lane_worker"] = name_of(plan.lane_worker);
+  out["lane_workers"] = plan.lane_workers;
+  out["codec"] = plan.codec;
+  out["sync"] = {{"mode", name_of(plan.sync)}, {"staleness", plan.staleness}};
+  return out;
+}
+
+// Text that a Plan made by hand may hold is not UTF-8; a dump that throws would be worse.
+std::string dump(const Json& json, int indent) {
+  return json.dump(indent, ' ', false, Json::error_handler_t::replace);
+}
+
+}  // namespace
+
+std::string canonical(const Plan& plan) { return dump(document(plan, true), 2) + "\n"; }
+
+std::string hash(const Plan& plan) {
+  const std::string body = dump(document(plan, false), 2) + "\n";
+  return text("%016llx", static_cast<unsigned long long>(XXH3_64bits(body.data(), body.size())));
+}
+
+// ---- diff --------------------------------------------------------------------------------
+
+namespace {
+
+std::string shown(const Json* value) {
+  if (value == nullptr) return "absent";
+  return value->is_string() ? value->get<std::string>() : dump(*value, -1);
+}
+
+bool is_list_of_names(const Json& value) {
+  return value.is_array() && !value.empty() && value[0].is_string();
+}
+
+void compare(const std::string& path, const Json* before, const Json* after,
+             std::vector<Difference>& out) {
+  if (before != nullptr && after != nullptr) {
+    if (*before == *after) return;
+    if (before->is_object() && after->is_object()) {
+      // Both sides by key once, because a lookup in ordered_json is linear.
+      std::unordered_map<std::string_view, const Json*> others;
+      for (const auto& [key, value] : after->items()) others.emplace(key, &value);
+      for (const auto& [key, value] : before->items()) {
+        const auto other = others.find(key);
+        compare(path + pointer_step(key), &value, other == others.end() ? nullptr : other->second,
+                out);
+        if (other != others.end()) others.erase(other);
+      }
+      for (const auto& [key, value] : after->items())
+        if (others.contains(key)) compare(path + pointer_step(key), nullptr, &value, out);
+      return;
+    }
+    if (before->is_array() && after->is_array() && !is_list_of_names(*before) &&
+        !is_list_of_names(*after)) {
+      for (size_t i = 0; i < std::max(before->size(), after->size()); ++i)
+        compare(path + text("/%zu", i), i < before->size() ? &(*before)[i] : nullptr,
+                i < after->size() ? &(*after)[i] : nullptr, out);
+      return;
+    }
+  }
+  out.push_back({path, shown(before), shown(after)});
+}
+
+}  // namespace
+
+std::vector<Difference> diff(const Plan& before, const Plan& after) {
+  const Json left = document(before, true);
+  const Json right = document(after, true);
+  std::vector<Difference> out;
+  compare("", &left, &right, out);
+  return out;
+}
+
+// ---- load --------------------------------------------------------------------------------
+
+Result<Plan> load(const std::string& path_or_preset) {
+  const std::vector<std::string> presets = preset_names();
+  if (std::find(presets.begin(), presets.end(), path_or_preset) != presets.end())
+    return preset(path_or_preset);
+  auto content = read_file(path_or_preset, kDocumentMax);
+  if (!content) {
+    if (content.error().code() != Code::not_found) return std::move(content).error();
+    return error(Code::not_found, "%s is neither a file nor a preset: expected a path, or %s",
+                 printable(path_or_preset, 1000).c_str(), one_of(path_or_preset, presets).c_str());
+  }
+  auto plan = parse(*content);
+  if (!plan) return std::move(plan).error().in(path_or_preset);
+  return plan;
+}
+
+}  // namespace weft::plan
