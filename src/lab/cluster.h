@@ -53,8 +53,10 @@ struct Isolation {
 // (128 + the signal's number if it was killed). SIGINT, SIGTERM and SIGHUP are forwarded to it;
 // what has not ended 500 ms later is killed, with everything that it started. `inside` may set
 // handlers of its own; as a namespace's first process it ignores signals that it has none for.
+// The best confinement that the system grants is used, from `first` down.
 // REQUIRES: the process has one thread.
-Result<int> run_isolated(const std::function<int(const Isolation&)>& inside);
+Result<int> run_isolated(const std::function<int(const Isolation&)>& inside,
+                         Confinement first = Confinement::user_namespaces);
 
 // What the network is asked to be. Rates are real ones, after dilation.
 struct ClusterSpec {

@@ -1,0 +1,250 @@
+#include "cluster.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <sched.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mount.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <optional>
+#include <thread>
+
+#include "process.h"
+#include "shape.h"
+
+namespace weft::lab {
+namespace {
+
+constexpr uint32_t kHostsMax = 64;
+constexpr Nanos kCommandPatience = {30'000'000'000};
+
+struct Host {
+  Fd network;
+  Fd names;  // the host's name lives in a namespace of its own
+};
+
+// Makes a host's namespaces from a thread of its own, which ends in them: the process and its
+// other threads stay where they are.
+Result<Host> make_host(const ClusterSpec& spec, uint32_t index) {
+  Result<Host> result = error(Code::io, "not made");
+  std::thread([&] {
+    Host host;
+    if (unshare(CLONE_NEWNET | CLONE_NEWUTS) != 0) {
+      result = io_error(errno, "making host%u's namespaces", index);
+      return;
+    }
+    const std::string name = host_name(index);
+    host.network = Fd(open("/proc/thread-self/ns/net", O_RDONLY | O_CLOEXEC));
+    host.names = Fd(open("/proc/thread-self/ns/uts", O_RDONLY | O_CLOEXEC));
+    if (!host.network || !host.names || sethostname(name.data(), name.size()) != 0) {
+      result = io_error(errno, "naming %s", name.c_str());
+      return;
+    }
+    for (const auto& [key, value] : sysctls(spec)) {
+      std::string path = "/proc/sys/" + key;
+      std::replace(path.begin() + 10, path.end(), '.', '/');
+      Fd fd(open(path.c_str(), O_WRONLY | O_CLOEXEC));
+      // A kernel without IPv6 has nothing to switch off.
+      if (!fd && errno == ENOENT && key.find("ipv6") != std::string::npos) continue;
+      if (!fd || write(fd.get(), value.data(), value.size()) < 0) {
+        result = io_error(errno, "setting %s to %s", key.c_str(), value.c_str());
+        return;
+      }
+    }
+    result = std::move(host);
+  }).join();
+  return result;
+}
+
+// Puts a file that exists only in memory, and only for the lab, over /etc/hosts.
+Result<void> cover_hosts_file(const std::string& content) {
+  Fd filesystem(fsopen("tmpfs", FSOPEN_CLOEXEC));
+  if (!filesystem || fsconfig(filesystem.get(), FSCONFIG_CMD_CREATE, nullptr, nullptr, 0) != 0)
+    return io_error(errno, "making a file system in memory");
+  Fd mounted(fsmount(filesystem.get(), FSMOUNT_CLOEXEC, 0));
+  if (!mounted) return io_error(errno, "mounting a file system in memory");
+  Fd file(openat(mounted.get(), "hosts", O_CREAT | O_WRONLY | O_CLOEXEC, 0644));
+  if (!file || write(file.get(), content.data(), content.size()) < 0)
+    return io_error(errno, "writing the hosts file");
+  file.reset();
+  // The whole file system has to be in the tree before one file of it can be bound elsewhere. It
+  // stands on /etc for that moment, which nobody else sees.
+  if (move_mount(mounted.get(), "", AT_FDCWD, "/etc", MOVE_MOUNT_F_EMPTY_PATH) != 0)
+    return io_error(errno, "placing the hosts file");
+  Fd single(open_tree(AT_FDCWD, "/etc/hosts", OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC));
+  const int opened = errno;
+  if (umount2("/etc", MNT_DETACH) != 0) return io_error(errno, "placing the hosts file");
+  if (!single) return io_error(opened, "placing the hosts file");
+  if (move_mount(single.get(), "", AT_FDCWD, "/etc/hosts", MOVE_MOUNT_F_EMPTY_PATH) != 0)
+    return io_error(errno, "placing the hosts file over /etc/hosts");
+  return {};
+}
+
+std::string first_lines(const std::string& said) {
+  std::string lines = said.substr(0, 300);
+  while (!lines.empty() && lines.back() == '\n') lines.pop_back();
+  std::replace(lines.begin(), lines.end(), '\n', ';');
+  return lines;
+}
+
+// Runs ip or tc on a batch of lines.
+Result<void> batch(const char* program, const std::string& lines, const ProcessPlace& place,
+                   const std::string& where) {
+  if (lines.empty()) return {};
+  Result<std::string> path = find_program(program);
+  if (!path)
+    return error(Code::unsupported, "%s: the lab needs it (Debian's package iproute2)",
+                 path.error().message().c_str());
+  WEFT_ASSIGN(const Fd input, readable(lines));
+  Command command;
+  command.arguments = {*path, "-batch", "-"};
+  command.stdin_fd = input.get();
+  WEFT_ASSIGN(const Finished finished, finish_process(command, place, kCommandPatience));
+  if (finished.exit_code == 0) return {};
+  // "Command failed -:12" names the line that failed; say that line, not its number.
+  std::string line;
+  const size_t at = finished.errors.find("Command failed -:");
+  if (at != std::string::npos) {
+    const int number = atoi(finished.errors.c_str() + at + 17);
+    size_t from = 0;
+    for (int i = 1; i < number && from != std::string::npos; ++i) from = lines.find('\n', from) + 1;
+    line = lines.substr(from, lines.find('\n', from) - from);
+  }
+  return error(Code::io, "%s %s in %s failed: %s", program, line.c_str(), where.c_str(),
+               first_lines(finished.errors).c_str());
+}
+
+Result<void> check_spec(const ClusterSpec& spec) {
+  const auto refuse = [](const char* what, const std::string& found, const char* expected) {
+    return error(Code::invalid_argument, "%s is %s; expected %s", what, found.c_str(), expected);
+  };
+  if (spec.hosts < 1 || spec.hosts > kHostsMax)
+    return refuse("hosts", std::to_string(spec.hosts), "1 to 64");
+  if (spec.mtu < 1280 || spec.mtu > 65000)
+    return refuse("mtu", std::to_string(spec.mtu), "1280 to 65000");
+  for (const auto& [what, rate] :
+       {std::pair{"link rate", spec.link_bits_per_s}, std::pair{"flow rate", spec.flow_bits_per_s}})
+    if (!std::isfinite(rate) || rate < 0 || (rate > 0 && rate < 1e5) || rate > 1e12)
+      return refuse(what, format_rate(rate), "0 (not limited), or 100 kb/s to 1 Tb/s");
+  if (spec.congestion_control.empty() || spec.congestion_control.size() > 15)
+    return refuse("congestion control", "'" + spec.congestion_control + "'", "a name like reno");
+  return {};
+}
+
+}  // namespace
+
+struct Cluster::State {
+  ClusterSpec spec;
+  bool loopback = false;
+  std::vector<Host> hosts;
+  std::vector<std::pair<std::string, std::string>> facts;
+
+  ProcessPlace place(uint32_t host) const {
+    if (loopback) return {{}, {}, true};
+    return {{hosts[host].network.get(), hosts[host].names.get()}, {}, false};
+  }
+};
+
+Cluster::Cluster(std::unique_ptr<State> state) : state_(std::move(state)) {}
+Cluster::Cluster(Cluster&&) noexcept = default;
+Cluster& Cluster::operator=(Cluster&&) noexcept = default;
+Cluster::~Cluster() = default;
+
+Result<Cluster> Cluster::create(const ClusterSpec& spec, const Isolation& isolation) {
+  WEFT_TRY(check_spec(spec));
+  auto state = std::make_unique<State>();
+  state->spec = spec;
+  state->facts.emplace_back("lab.confinement", confinement_name(isolation.confinement));
+  if (isolation.confinement == Confinement::loopback) {
+    state->loopback = true;
+    state->facts.emplace_back("lab.lost", isolation.lost);
+    return Cluster(std::move(state));
+  }
+  const Shape shape = shape_of(spec);
+  std::vector<int> networks;
+  for (uint32_t i = 0; i < spec.hosts; ++i) {
+    WEFT_ASSIGN(Host host, make_host(spec, i));
+    networks.push_back(host.network.get());
+    state->hosts.push_back(std::move(host));
+  }
+  WEFT_TRY(batch("ip", bridge_commands(shape, networks), {{}, networks, false}, "the bridge"));
+  const std::string egress = egress_commands(shape);
+  for (uint32_t i = 0; i < spec.hosts; ++i) {
+    WEFT_TRY(batch("ip", address_commands(shape, i), state->place(i), host_name(i)));
+    WEFT_TRY(batch("tc", egress, state->place(i), host_name(i)));
+  }
+  WEFT_TRY(batch("tc", ingress_commands(shape), {}, "the bridge"));
+  if (Result<void> covered = cover_hosts_file(hosts_file(spec.hosts)); !covered)
+    WEFT_LOG(lab, warn, "hosts do not know each other's names: %s",
+             covered.error().message().c_str());
+
+  const auto fact = [&](const char* name, std::string value) {
+    state->facts.emplace_back(name, std::move(value));
+  };
+  fact("lab.mtu", std::to_string(shape.mtu));
+  fact("lab.link_bits_per_s", text("%.0f", shape.link_bits_per_s));
+  fact("lab.flow_bits_per_s", text("%.0f", shape.flow_bits_per_s));
+  fact("lab.flow_classes", std::to_string(shape.flow_classes));
+  fact("lab.gso_max_bytes", std::to_string(shape.gso_bytes));
+  fact("lab.link_burst_bytes", std::to_string(shape.link_burst_bytes));
+  fact("lab.flow_burst_bytes", std::to_string(shape.flow_burst_bytes));
+  fact("lab.port_queue_bytes", std::to_string(shape.port_queue_bytes));
+  fact("lab.send_queue_packets", std::to_string(shape.send_queue_packets));
+  for (const auto& [key, value] : sysctls(spec)) fact(key.c_str(), value);
+  return Cluster(std::move(state));
+}
+
+const ClusterSpec& Cluster::spec() const { return state_->spec; }
+bool Cluster::shaped() const { return !state_->loopback && state_->spec.link_bits_per_s > 0; }
+
+std::string Cluster::address(uint32_t host) const {
+  return state_->loopback ? text("127.77.0.%u", host + 1) : host_address(host);
+}
+
+std::string Cluster::name(uint32_t host) const { return host_name(host); }
+std::string Cluster::interface() const { return state_->loopback ? "lo" : "eth0"; }
+
+Result<pid_t> Cluster::spawn(uint32_t host, const Command& command) const {
+  WEFT_CHECK(host < size());
+  return start_process(command, state_->place(host));
+}
+
+Result<Finished> Cluster::run(uint32_t host, const Command& command, Nanos patience) const {
+  WEFT_CHECK(host < size());
+  return finish_process(command, state_->place(host), patience);
+}
+
+const std::vector<std::pair<std::string, std::string>>& Cluster::facts() const {
+  return state_->facts;
+}
+
+Result<CpuTimes> cpu_times() {
+  WEFT_ASSIGN(const std::string stat, read_file("/proc/stat", mib(4)));
+  unsigned long long user, nice, system, idle, iowait, irq, softirq, steal = 0;
+  if (sscanf(stat.c_str(), "cpu %llu %llu %llu %llu %llu %llu %llu %llu", &user, &nice, &system,
+             &idle, &iowait, &irq, &softirq, &steal) < 7)
+    return error(Code::unsupported, "/proc/stat does not start with the processors' times");
+  CpuTimes times;
+  times.busy = user + nice + system + irq + softirq;
+  times.steal = steal;
+  times.total = times.busy + idle + iowait + steal;
+  return times;
+}
+
+CpuLoad cpu_load(const CpuTimes& from, const CpuTimes& to) {
+  const double total = static_cast<double>(to.total) - static_cast<double>(from.total);
+  if (total <= 0) return {};
+  const auto percent = [&](uint64_t before, uint64_t after) {
+    return std::clamp(100 * (static_cast<double>(after) - static_cast<double>(before)) / total, 0.0,
+                      100.0);
+  };
+  return {percent(from.busy, to.busy), percent(from.steal, to.steal)};
+}
+
+}  // namespace weft::lab

@@ -1,0 +1,203 @@
+#include "soundness.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "process.h"
+
+namespace weft::lab {
+namespace {
+
+constexpr const char* kPort = "5201";
+// Not counted: slow start, and iperf3's own start-up.
+constexpr int kWarmUpSeconds = 1;
+
+void sleep_for(double seconds) {
+  const auto ns = static_cast<int64_t>(seconds * 1e9);
+  timespec left = {ns / 1'000'000'000, ns % 1'000'000'000};
+  while (nanosleep(&left, &left) != 0 && errno == EINTR) {
+  }
+}
+
+// A server in each receiving host, ended with the object.
+class Servers {
+ public:
+  explicit Servers(const Cluster& cluster) : cluster_(cluster) {}
+  Servers(const Servers&) = delete;
+  Servers& operator=(const Servers&) = delete;
+  ~Servers() {
+    for (const pid_t pid : pids_) {
+      kill(pid, SIGKILL);
+      while (waitpid(pid, nullptr, 0) < 0 && errno == EINTR) {
+      }
+    }
+  }
+
+  Result<void> start(uint32_t host, const std::string& program) {
+    const Fd nowhere(open("/dev/null", O_WRONLY | O_CLOEXEC));
+    Command command;
+    command.arguments = {program, "-s", "-p", kPort, "-B", cluster_.address(host)};
+    command.stdout_fd = command.stderr_fd = nowhere.get();
+    WEFT_ASSIGN(const pid_t pid, cluster_.spawn(host, command));
+    pids_.push_back(pid);
+    return {};
+  }
+
+ private:
+  const Cluster& cluster_;
+  std::vector<pid_t> pids_;
+};
+
+struct Reading {
+  double bits_per_s = 0;
+  double round_trip_us = 0;
+  uint64_t retransmits = 0;
+};
+
+Result<Reading> read_iperf(const Finished& finished) {
+  const auto json = nlohmann::json::parse(finished.output, nullptr, false);
+  if (json.is_discarded() || !json.is_object())
+    return error(Code::corrupt, "iperf3 gave no JSON: %s", finished.errors.substr(0, 200).c_str());
+  if (json.contains("error"))
+    return error(Code::io, "iperf3: %s", json["error"].dump().substr(0, 200).c_str());
+  try {
+    const auto& end = json.at("end");
+    Reading reading;
+    reading.bits_per_s = end.at("sum_received").at("bits_per_second").get<double>();
+    reading.retransmits = end.at("sum_sent").value("retransmits", uint64_t{0});
+    double sum = 0;
+    for (const auto& stream : end.at("streams")) sum += stream.at("sender").value("mean_rtt", 0.0);
+    reading.round_trip_us =
+        sum / static_cast<double>(std::max<size_t>(end.at("streams").size(), 1));
+    return reading;
+  } catch (const nlohmann::json::exception& problem) {
+    return error(Code::corrupt, "iperf3's JSON: %s", problem.what());
+  }
+}
+
+struct Client {
+  uint32_t from = 0;
+  uint32_t to = 0;
+  bool reverse = false;
+};
+
+Result<SoundnessRow> measure(const Cluster& cluster, const std::string& program,
+                             const std::vector<Client>& clients, const std::string& pattern,
+                             uint32_t flows, double seconds) {
+  std::vector<Result<Finished>> finished(clients.size(), error(Code::io, "not run"));
+  std::vector<std::thread> threads;
+  for (size_t i = 0; i < clients.size(); ++i) {
+    threads.emplace_back([&, i] {
+      const Client& client = clients[i];
+      Command command;
+      command.arguments = {program,
+                           "-c",
+                           cluster.address(client.to),
+                           "-p",
+                           kPort,
+                           "-P",
+                           std::to_string(flows),
+                           "-t",
+                           text("%.0f", std::max(1.0, std::ceil(seconds))),
+                           "-O",
+                           std::to_string(kWarmUpSeconds),
+                           "-l",
+                           "256K",
+                           "-J"};
+      if (client.reverse) command.arguments.push_back("-R");
+      finished[i] = cluster.run(client.from, command, Nanos::from_seconds(seconds + 20));
+    });
+  }
+  // The processors' load in the middle of the transfer, not of its start and end.
+  sleep_for(kWarmUpSeconds);
+  const Result<CpuTimes> before = cpu_times();
+  sleep_for(seconds * 0.8);
+  const Result<CpuTimes> after = cpu_times();
+  for (std::thread& thread : threads) thread.join();
+
+  SoundnessRow row;
+  row.pattern = pattern;
+  row.flows = flows;
+  const ClusterSpec& spec = cluster.spec();
+  row.asked_bits_per_s = spec.flow_bits_per_s > 0
+                             ? std::min(spec.link_bits_per_s, flows * spec.flow_bits_per_s)
+                             : spec.link_bits_per_s;
+  row.bits_per_s = HUGE_VAL;
+  for (const Result<Finished>& one : finished) {
+    if (!one) return Error(one.error()).in("iperf3");
+    WEFT_ASSIGN(const Reading reading, read_iperf(*one));
+    row.bits_per_s = std::min(row.bits_per_s, reading.bits_per_s);
+    row.retransmits += reading.retransmits;
+    row.round_trip_us = std::max(row.round_trip_us, reading.round_trip_us);
+  }
+  if (before && after) row.cpu = cpu_load(*before, *after);
+  return row;
+}
+
+}  // namespace
+
+Result<std::vector<SoundnessRow>> check_soundness(const Cluster& cluster,
+                                                  const SoundnessOptions& options) {
+  if (cluster.size() < 2) return error(Code::invalid_argument, "a network has at least 2 hosts");
+  Result<std::string> program = find_program("iperf3");
+  if (!program)
+    return error(Code::unsupported, "%s: the check needs it (Debian's package iperf3)",
+                 program.error().message().c_str());
+  Servers servers(cluster);
+  for (uint32_t host = 0; host < cluster.size(); ++host) WEFT_TRY(servers.start(host, *program));
+  sleep_for(0.3);  // until they listen
+
+  std::vector<SoundnessRow> rows;
+  const auto add = [&](const std::vector<Client>& clients, const char* pattern,
+                       uint32_t flows) -> Result<void> {
+    WEFT_ASSIGN(SoundnessRow row,
+                measure(cluster, *program, clients, pattern, flows, options.seconds));
+    rows.push_back(std::move(row));
+    return {};
+  };
+  for (const uint32_t flows : options.flows) {
+    if (options.pair) {
+      WEFT_TRY(add({{0, 1, false}}, "forward", flows));
+      WEFT_TRY(add({{0, 1, true}}, "reverse", flows));
+    }
+    if (options.ring) {
+      std::vector<Client> ring;
+      for (uint32_t host = 0; host < cluster.size(); ++host)
+        ring.push_back({host, (host + 1) % cluster.size(), false});
+      WEFT_TRY(add(ring, "ring", flows));
+    }
+  }
+  return rows;
+}
+
+bool is_sound(const std::vector<SoundnessRow>& rows) {
+  return std::all_of(rows.begin(), rows.end(), [](const SoundnessRow& row) {
+    return std::abs(row.error_percent()) <= kSoundErrorPercent &&
+           row.cpu.busy_percent + row.cpu.steal_percent <= kUnsoundBusyPercent;
+  });
+}
+
+std::string soundness_table(const std::vector<SoundnessRow>& rows) {
+  std::string table =
+      "| pattern | flows | asked Mb/s | got Mb/s | off % | loaded rtt ms | resent | busy % | steal "
+      "% "
+      "|\n|---|---|---|---|---|---|---|---|---|\n";
+  for (const SoundnessRow& row : rows)
+    table +=
+        text("| %s | %u | %.0f | %.0f | %+.1f | %.1f | %llu | %.0f | %.1f |\n", row.pattern.c_str(),
+             row.flows, row.asked_bits_per_s * 1e-6, row.bits_per_s * 1e-6, row.error_percent(),
+             row.round_trip_us * 1e-3, static_cast<unsigned long long>(row.retransmits),
+             row.cpu.busy_percent, row.cpu.steal_percent);
+  return table;
+}
+
+}  // namespace weft::lab
