@@ -25,7 +25,7 @@ constexpr void (*kVerbs[])(CLI::App&, Context&) = {
 
 // ---- what verbs use ----------------------------------------------------------------------
 
-Outcome::Outcome(Error error) : message_(error.message()) {
+Outcome::Outcome(const Error& error) : message_(error.message()) {
   switch (error.code()) {
     case Code::invalid_argument:
     case Code::not_found:
@@ -38,8 +38,8 @@ Outcome::Outcome(Error error) : message_(error.message()) {
   }
 }
 
-Outcome::Outcome(Result<void> result) {
-  if (!result) *this = Outcome(std::move(result).error());
+Outcome::Outcome(const Result<void>& result) {
+  if (!result) *this = Outcome(result.error());
 }
 
 namespace {

@@ -78,6 +78,7 @@ TEST(Progress, IsSilentWithoutATerminal) {
 int call(std::vector<std::string> words) {
   words.insert(words.begin(), "weft");
   std::vector<char*> arguments;
+  arguments.reserve(words.size() + 1);
   for (std::string& word : words) arguments.push_back(word.data());
   arguments.push_back(nullptr);
   ::testing::internal::CaptureStdout();

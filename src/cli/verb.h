@@ -45,8 +45,8 @@ class [[nodiscard]] Outcome {
  public:
   Outcome() = default;
   // 1 if the input was at fault, 3 if the world was: the error's code says which.
-  Outcome(Error error);          // NOLINT(google-explicit-constructor)
-  Outcome(Result<void> result);  // NOLINT(google-explicit-constructor)
+  Outcome(const Error& error);          // NOLINT(google-explicit-constructor)
+  Outcome(const Result<void>& result);  // NOLINT(google-explicit-constructor)
 
   // What was given cannot be used, whatever the code of the error: a file that cannot be opened.
   static Outcome bad_input(const Error& error) { return {kExitBadInput, error.message()}; }

@@ -270,6 +270,7 @@ Result<void> read_word(const Node& node, const std::vector<std::string>& words, 
 template <typename T, size_t N>
 Result<void> read_enum(const Node& node, const std::array<Word<T>, N>& words, T& out) {
   std::vector<std::string> names;
+  names.reserve(N);
   for (const Word<T>& word : words) names.emplace_back(word.name);
   std::string name;
   WEFT_TRY(read_word(node, names, name));

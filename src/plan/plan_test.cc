@@ -486,6 +486,7 @@ TEST(PlanLoad, ErrorsNameTheFile) {
 
 std::vector<std::string> lines(const std::vector<Difference>& differences) {
   std::vector<std::string> out;
+  out.reserve(differences.size());
   for (const Difference& d : differences)
     out.push_back(d.path + ": " + d.before + " -> " + d.after);
   return out;
