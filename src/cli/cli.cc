@@ -19,6 +19,7 @@ namespace {
 // Every verb, in the order in which help lists them.
 constexpr void (*kVerbs[])(CLI::App&, Context&) = {
     add_plan,
+    add_run,
 };
 
 }  // namespace
@@ -168,7 +169,7 @@ int bad_call(const CLI::App& root, Context& context, const CLI::ParseError& fail
   // A word that was not understood explains more than what it made missing.
   for (size_t i = 0; i < chain.size(); ++i) {
     const std::vector<std::string> rest = chain[i]->remaining();
-    if (rest.empty()) continue;
+    if (rest.empty() || rest.front() == "--") continue;  // behind -- every word is understood
     context.verb = name_of({chain.begin(), chain.begin() + static_cast<std::ptrdiff_t>(i) + 1});
     complain(context, unknown_word(*chain[i], rest.front(), context.verb));
     return kExitBadCall;

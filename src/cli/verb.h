@@ -90,5 +90,6 @@ void complain(const Context& context, std::string_view message);
 
 // The verbs, each in its own file.
 void add_plan(CLI::App& app, Context& context);
+void add_run(CLI::App& app, Context& context);
 
 }  // namespace weft::cli
