@@ -1,0 +1,319 @@
+// base: the few words that every other module speaks.
+//
+// Errors come in three kinds that are never mixed:
+//   1. the world failed   -> a function returns Result<T>: a value, or Error{code, message};
+//   2. we are wrong       -> WEFT_CHECK ends the process, in release builds too;
+//   3. the observer failed-> capture drops and counts; it never uses either of the above.
+//
+// Units are types: Nanos and Bytes do not mix, a Rank is not an index by accident. Time and
+// randomness are arguments (Clock, Rng), so a test can own both. Nothing here holds a global
+// except the log sink.
+//
+// Threads: everything here is safe from any thread unless it says otherwise.
+#pragma once
+
+#include <atomic>
+#include <compare>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <variant>
+#include <vector>
+
+namespace weft {
+
+// The version of the library, "major.minor.patch".
+const char* version();
+
+// ---- units -------------------------------------------------------------------------------
+
+// A duration, or a moment on some host's clock, in nanoseconds.
+struct Nanos {
+  int64_t count = 0;
+
+  static constexpr Nanos from_micros(double us) { return {static_cast<int64_t>(us * 1e3)}; }
+  static constexpr Nanos from_millis(double ms) { return {static_cast<int64_t>(ms * 1e6)}; }
+  static constexpr Nanos from_seconds(double s) { return {static_cast<int64_t>(s * 1e9)}; }
+  constexpr double micros() const { return static_cast<double>(count) * 1e-3; }
+  constexpr double millis() const { return static_cast<double>(count) * 1e-6; }
+  constexpr double seconds() const { return static_cast<double>(count) * 1e-9; }
+
+  friend constexpr auto operator<=>(Nanos, Nanos) = default;
+  friend constexpr Nanos operator+(Nanos a, Nanos b) { return {a.count + b.count}; }
+  friend constexpr Nanos operator-(Nanos a, Nanos b) { return {a.count - b.count}; }
+  constexpr Nanos& operator+=(Nanos b) { return count += b.count, *this; }
+  constexpr Nanos& operator-=(Nanos b) { return count -= b.count, *this; }
+  constexpr Nanos scaled(double factor) const {
+    double product = static_cast<double>(count) * factor;
+    return {static_cast<int64_t>(product + (product < 0 ? -0.5 : 0.5))};
+  }
+};
+
+// A number of bytes.
+struct Bytes {
+  uint64_t count = 0;
+
+  friend constexpr auto operator<=>(Bytes, Bytes) = default;
+  friend constexpr Bytes operator+(Bytes a, Bytes b) { return {a.count + b.count}; }
+  friend constexpr Bytes operator-(Bytes a, Bytes b) { return {a.count - b.count}; }
+  constexpr Bytes& operator+=(Bytes b) { return count += b.count, *this; }
+  constexpr Bytes& operator-=(Bytes b) { return count -= b.count, *this; }
+};
+
+constexpr Bytes kib(uint64_t n) { return {n << 10}; }
+constexpr Bytes mib(uint64_t n) { return {n << 20}; }
+
+// A member of a group, 0 to size - 1.
+struct Rank {
+  uint32_t index = 0;
+  friend constexpr auto operator<=>(Rank, Rank) = default;
+};
+
+// ---- errors ------------------------------------------------------------------------------
+
+// Codes reach other processes and languages: append, never renumber.
+enum class Code : uint8_t {
+  invalid_argument = 1,
+  not_found = 2,
+  corrupt = 3,
+  unsupported = 4,
+  io = 5,
+  peer_lost = 6,
+  timeout = 7,
+  cancelled = 8,
+};
+
+const char* code_name(Code code);
+
+// What failed, said once where it was first seen; each layer above adds where with in().
+class [[nodiscard]] Error {
+ public:
+  Error(Code code, std::string message) : code_(code), message_(std::move(message)) {}
+
+  Code code() const { return code_; }
+  const std::string& message() const { return message_; }
+
+  // The same error, seen from one layer further out: "where: message".
+  Error in(std::string_view where) &&;
+
+ private:
+  Code code_;
+  std::string message_;
+};
+
+// printf into a string, with the format checked by the compiler.
+[[gnu::format(printf, 1, 2)]] std::string text(const char* format, ...);
+
+[[gnu::format(printf, 2, 3)]] Error error(Code code, const char* format, ...);
+// An io error that carries the text of `error_number` (an errno value).
+[[gnu::format(printf, 2, 3)]] Error io_error(int error_number, const char* format, ...);
+
+// A value or an Error. Result<void> is success or an Error.
+template <typename T>
+class [[nodiscard]] Result {
+ public:
+  Result(T value)
+      : state_(std::in_place_index<0>, std::move(value)) {}  // NOLINT(google-explicit-constructor)
+  Result(Error error)
+      : state_(std::in_place_index<1>, std::move(error)) {}  // NOLINT(google-explicit-constructor)
+
+  bool ok() const { return state_.index() == 0; }
+  explicit operator bool() const { return ok(); }
+
+  // REQUIRES: ok().
+  T& value() & { return std::get<0>(state_); }
+  const T& value() const& { return std::get<0>(state_); }
+  T&& value() && { return std::get<0>(std::move(state_)); }
+  T* operator->() { return &std::get<0>(state_); }
+  const T* operator->() const { return &std::get<0>(state_); }
+  T& operator*() & { return std::get<0>(state_); }
+  const T& operator*() const& { return std::get<0>(state_); }
+  T&& operator*() && { return std::get<0>(std::move(state_)); }
+
+  // REQUIRES: !ok().
+  const Error& error() const& { return std::get<1>(state_); }
+  Error&& error() && { return std::get<1>(std::move(state_)); }
+
+ private:
+  std::variant<T, Error> state_;
+};
+
+template <>
+class [[nodiscard]] Result<void> {
+ public:
+  Result() = default;
+  Result(Error error) : error_(std::move(error)) {}  // NOLINT(google-explicit-constructor)
+
+  bool ok() const { return !error_.has_value(); }
+  explicit operator bool() const { return ok(); }
+  const Error& error() const& { return *error_; }
+  Error&& error() && { return *std::move(error_); }
+
+ private:
+  std::optional<Error> error_;
+};
+
+// Returns the error of `expression` from the enclosing function, if it has one.
+#define WEFT_TRY(expression)                                   \
+  do {                                                         \
+    if (auto weft_try_result = (expression); !weft_try_result) \
+      return std::move(weft_try_result).error();               \
+  } while (false)
+
+#define WEFT_CONCAT_(a, b) a##b
+#define WEFT_CONCAT(a, b) WEFT_CONCAT_(a, b)
+// `WEFT_ASSIGN(auto x, f());` declares x from a Result, or returns its error.
+#define WEFT_ASSIGN(declaration, expression) \
+  WEFT_ASSIGN_(WEFT_CONCAT(weft_assign_, __LINE__), declaration, expression)
+#define WEFT_ASSIGN_(temporary, declaration, expression) \
+  auto temporary = (expression);                         \
+  if (!temporary) return std::move(temporary).error();   \
+  declaration = std::move(temporary).value()
+
+// Ends the process with file, line and the last log lines. For broken invariants only: nothing
+// that a user, a file or a peer can cause may reach it.
+#define WEFT_CHECK(condition)                               \
+  do {                                                      \
+    if (!(condition)) [[unlikely]]                          \
+      ::weft::check_failed(__FILE__, __LINE__, #condition); \
+  } while (false)
+
+[[noreturn]] void check_failed(const char* file, int line, const char* condition);
+
+// ---- log ---------------------------------------------------------------------------------
+
+enum class Level : uint8_t { debug, info, warn, error };
+
+// `WEFT_LOG(transport, info, "peer %u joined in %s", ...)`: lowercase, the exact cause, never on
+// the hot path. What is shown is set by the environment variable WEFT_LOG, for example
+// "transport:debug,*:warn"; the default is "*:warn".
+#define WEFT_LOG(module, level, ...)                                 \
+  do {                                                               \
+    if (::weft::log_enabled(#module, ::weft::Level::level))          \
+      ::weft::log_write(#module, ::weft::Level::level, __VA_ARGS__); \
+  } while (false)
+
+bool log_enabled(std::string_view module, Level level);
+[[gnu::format(printf, 3, 4)]] void log_write(const char* module, Level level, const char* format,
+                                             ...);
+// What every line starts with after the time, "rank 3" for instance. Set once at start.
+void log_set_prefix(std::string prefix);
+// Replaces stderr as the place where lines go; an empty function restores it.
+void log_set_sink(std::function<void(std::string_view line)> sink);
+
+// ---- time and chance ---------------------------------------------------------------------
+
+// A host's clock. now() never goes back within a process; two hosts' clocks need not agree.
+class Clock {
+ public:
+  virtual ~Clock() = default;
+  virtual Nanos now() const = 0;
+};
+
+// The kernel's monotonic clock, read without a system call and unmoved by time adjustment.
+const Clock& monotonic_clock();
+
+// Another clock, wrong by a known amount: offset + (1 + drift) * (now - start).
+class SkewedClock final : public Clock {
+ public:
+  SkewedClock(const Clock& truth, Nanos offset, double drift_ppm);
+  Nanos now() const override;
+
+ private:
+  const Clock& truth_;
+  Nanos start_;
+  Nanos offset_;
+  double drift_;
+};
+
+// The wall clock, for stamping files and clock samples; never for measuring.
+Nanos wall_time();
+
+// A small seeded generator (xoshiro256**): the same numbers on every machine.
+class Rng {
+ public:
+  explicit Rng(uint64_t seed);
+  uint64_t next();
+  // Uniform in [0, bound). REQUIRES: bound > 0.
+  uint64_t below(uint64_t bound);
+  // Uniform in [0, 1).
+  double uniform();
+
+  template <typename T>
+  void shuffle(std::span<T> items) {
+    for (size_t i = items.size(); i > 1; --i) std::swap(items[i - 1], items[below(i)]);
+  }
+
+ private:
+  uint64_t state_[4];
+};
+
+// Fills `out` with bytes that nobody can guess (for nonces and secrets).
+void random_bytes(std::span<std::byte> out);
+
+// ---- text --------------------------------------------------------------------------------
+
+// "256KiB", "25MiB", "1MB", "17" -> bytes. Decimal and binary units are told apart.
+Result<Bytes> parse_bytes(std::string_view input);
+// "25gbit", "100mbit", "1.5gbit" -> bits a second.
+Result<double> parse_rate(std::string_view input);
+// "250ms", "+3us", "-1s", "20ns" -> nanoseconds.
+Result<Nanos> parse_duration(std::string_view input);
+
+// The shortest exact form that parse_bytes reads back: 26214400 -> "25MiB", 17 -> "17B".
+std::string format_bytes(Bytes bytes);
+// For people: "1.25 Gb/s", "318.2 ms", "411.0 MB".
+std::string format_rate(double bits_per_second);
+std::string format_duration(Nanos duration);
+std::string format_size(double bytes);
+
+// The candidate nearest to `word` by edit distance, if one is near enough to be meant.
+std::optional<std::string> nearest(std::string_view word, std::span<const std::string> candidates);
+
+// The value below which a share `q` (0 to 1) of `values` lies, by linear interpolation.
+// REQUIRES: !values.empty().
+double quantile(std::vector<double> values, double q);
+
+// ---- files -------------------------------------------------------------------------------
+
+// The whole of a file. Fails with not_found, io, or invalid_argument when over `limit`.
+Result<std::string> read_file(const std::string& path, Bytes limit);
+// Writes beside the target and renames, so that a reader sees the old text or the new.
+Result<void> write_file(const std::string& path, std::string_view content);
+// A file that weft brings along (share/weft/NAME), found relative to the running program.
+Result<std::string> data_path(const std::string& name);
+// The path of the running program.
+std::string self_path();
+
+// A file descriptor that closes itself.
+class Fd {
+ public:
+  Fd() = default;
+  explicit Fd(int fd) : fd_(fd) {}
+  Fd(Fd&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  Fd& operator=(Fd&& other) noexcept {
+    if (this != &other) {
+      reset();
+      fd_ = std::exchange(other.fd_, -1);
+    }
+    return *this;
+  }
+  Fd(const Fd&) = delete;
+  Fd& operator=(const Fd&) = delete;
+  ~Fd() { reset(); }
+
+  int get() const { return fd_; }
+  explicit operator bool() const { return fd_ >= 0; }
+  int release() { return std::exchange(fd_, -1); }
+  void reset();
+
+ private:
+  int fd_ = -1;
+};
+
+}  // namespace weft

@@ -1,0 +1,101 @@
+#include "weft/schedule.h"
+
+namespace weft::schedule {
+
+Readiness::Readiness(const Layout& layout)
+    : layout_(layout), next_step_(layout.bucket_of.size(), 0) {
+  for (const Bucket& bucket : layout.buckets)
+    missing_.push_back(static_cast<uint32_t>(bucket.tensors.size()));
+}
+
+Result<std::optional<uint32_t>> Readiness::ready(uint32_t tensor, uint64_t step) {
+  if (tensor >= next_step_.size())
+    return error(Code::invalid_argument, "tensor %u is not registered (there are %zu)", tensor,
+                 next_step_.size());
+  if (step != next_step_[tensor])
+    return error(Code::invalid_argument, "tensor %u is ready for step %llu, but step %llu is due",
+                 tensor, static_cast<unsigned long long>(step),
+                 static_cast<unsigned long long>(next_step_[tensor]));
+  uint32_t bucket = layout_.bucket_of[tensor];
+  // A tensor that is a step ahead of a bucket-mate would be counted for the wrong step.
+  for (uint32_t mate : layout_.buckets[bucket].tensors)
+    if (next_step_[mate] < step)
+      return error(Code::invalid_argument,
+                   "tensor %u is ready for step %llu before tensor %u of its bucket for step %llu",
+                   tensor, static_cast<unsigned long long>(step), mate,
+                   static_cast<unsigned long long>(next_step_[mate]));
+  ++next_step_[tensor];
+  if (--missing_[bucket] > 0) return std::optional<uint32_t>();
+  missing_[bucket] = static_cast<uint32_t>(layout_.buckets[bucket].tensors.size());
+  return std::optional<uint32_t>(bucket);
+}
+
+Admission::Admission(const Layout& layout, uint32_t ranks)
+    : layout_(layout),
+      ranks_(ranks),
+      reported_(layout.buckets.size(), std::vector<uint64_t>(ranks, 0)),
+      eligible_steps_(layout.buckets.size(), 0) {}
+
+Result<void> Admission::ready(Rank rank, uint32_t bucket, uint64_t step) {
+  if (rank.index >= ranks_ || bucket >= layout_.buckets.size())
+    return error(Code::invalid_argument,
+                 "rank %u reports bucket %u; there are %u ranks, %zu buckets", rank.index, bucket,
+                 ranks_, layout_.buckets.size());
+  std::vector<uint64_t>& reported = reported_[bucket];
+  if (step != reported[rank.index])
+    return error(Code::invalid_argument,
+                 "rank %u reports bucket %u for step %llu, but step %llu is due", rank.index,
+                 bucket, static_cast<unsigned long long>(step),
+                 static_cast<unsigned long long>(reported[rank.index]));
+  ++reported[rank.index];
+  for (uint64_t steps : reported)
+    if (steps <= eligible_steps_[bucket]) return {};
+  // Every rank has it: all pieces of this bucket may start.
+  uint64_t eligible_step = eligible_steps_[bucket]++;
+  const Bucket& laid = layout_.buckets[bucket];
+  for (uint32_t k = 0; k < laid.pieces; ++k)
+    eligible_.push({laid.priority, eligible_count_++, laid.first_piece + k, eligible_step});
+  return {};
+}
+
+Result<void> Admission::finished(uint32_t operation) {
+  auto found = running_.find(operation);
+  if (found == running_.end())
+    return error(Code::invalid_argument, "operation %u ended but is not running", operation);
+  in_flight_ -= found->second;
+  running_.erase(found);
+  return {};
+}
+
+std::optional<Start> Admission::next() {
+  if (eligible_.empty()) return std::nullopt;
+  const Eligible& front = eligible_.top();
+  uint64_t elements = layout_.pieces[front.piece].elements;
+  uint64_t credit = layout_.credit_elements;
+  // A piece larger than the credit may still run alone; a smaller one behind it may not pass it.
+  if (credit != 0 && !running_.empty() && in_flight_ + elements > credit) return std::nullopt;
+  Start start{next_operation_++, front.piece, front.step};
+  eligible_.pop();
+  running_.emplace(start.operation, elements);
+  in_flight_ += elements;
+  return start;
+}
+
+std::optional<Admission::Lacking> Admission::lacking() const {
+  std::optional<Lacking> oldest;
+  for (uint32_t bucket = 0; bucket < reported_.size(); ++bucket) {
+    uint64_t step = eligible_steps_[bucket];
+    Lacking candidate{bucket, step, {}};
+    bool someone = false;
+    for (uint32_t rank = 0; rank < ranks_; ++rank) {
+      if (reported_[bucket][rank] > step)
+        someone = true;
+      else
+        candidate.missing.push_back({rank});
+    }
+    if (someone && (!oldest || step < oldest->step)) oldest = std::move(candidate);
+  }
+  return oldest;
+}
+
+}  // namespace weft::schedule

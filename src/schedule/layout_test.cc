@@ -1,0 +1,143 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <set>
+
+#include "weft/schedule.h"
+
+namespace weft::schedule {
+namespace {
+
+// Tensors of so many KiB each, a layer each, in forward order: t0, t1, ...
+std::vector<Tensor> tensors_of(std::vector<uint64_t> kibs) {
+  std::vector<Tensor> tensors;
+  for (uint32_t i = 0; i < kibs.size(); ++i) tensors.push_back({text("t%u", i), kibs[i] * 256, i});
+  return tensors;
+}
+
+std::vector<std::vector<uint32_t>> groups(const Layout& layout) {
+  std::vector<std::vector<uint32_t>> out;
+  for (const Bucket& bucket : layout.buckets) out.push_back(bucket.tensors);
+  return out;
+}
+
+TEST(Layout, ddp_closes_a_bucket_when_the_limit_is_crossed) {
+  // Last layer first: 4 KiB + 1500 KiB pass 1 MiB; then 20 MiB + 10 MiB pass 25 MiB.
+  auto tensors = tensors_of({5000, 10 * 1024, 20 * 1024, 1500, 4});
+  auto layout = make_layout(*plan::preset("ddp"), tensors);
+  ASSERT_TRUE(layout) << layout.error().message();
+  EXPECT_EQ(groups(*layout), (std::vector<std::vector<uint32_t>>{{4, 3}, {2, 1}, {0}}));
+  EXPECT_EQ(layout->buckets[1].offsets, (std::vector<uint64_t>{0, 20 * 1024 * 256}));
+}
+
+TEST(Layout, a_fusion_buffer_is_not_exceeded_unless_by_one_tensor) {
+  auto tensors = tensors_of({100 * 1024, 40 * 1024, 200 * 1024, 8});
+  auto layout = make_layout(*plan::preset("horovod"), tensors);
+  ASSERT_TRUE(layout);
+  EXPECT_EQ(groups(*layout), (std::vector<std::vector<uint32_t>>{{3}, {2}, {1}, {0}}));
+}
+
+TEST(Layout, explicit_buckets_come_first_and_the_rest_follows_the_rule) {
+  plan::Plan plan;
+  plan.buckets.push_back({{"t1", "t3"}, 7, std::nullopt});
+  auto layout = make_layout(plan, tensors_of({1, 1, 1, 1}));
+  ASSERT_TRUE(layout);
+  EXPECT_EQ(groups(*layout), (std::vector<std::vector<uint32_t>>{{1, 3}, {2, 0}}));
+  EXPECT_EQ(layout->buckets[0].priority, 7);
+}
+
+TEST(Layout, priority_is_the_layer_that_needs_it_first) {
+  plan::Plan plan;
+  plan.order = plan::Order::layer;
+  plan.bucket_rule = {kib(2), kib(2), true};
+  plan.priority["t1"] = -5;
+  auto layout = make_layout(plan, tensors_of({1, 1, 1, 1, 1}));
+  ASSERT_TRUE(layout);
+  EXPECT_EQ(groups(*layout), (std::vector<std::vector<uint32_t>>{{4, 3}, {2, 1}, {0}}));
+  EXPECT_EQ(layout->buckets[0].priority, 3);
+  EXPECT_EQ(layout->buckets[1].priority, -5);
+  EXPECT_EQ(layout->buckets[2].priority, 0);
+}
+
+TEST(Layout, pieces_cover_a_bucket_exactly) {
+  Rng rng(1);
+  for (int round = 0; round < 200; ++round) {
+    plan::Plan plan;
+    plan.partition = Bytes{4096 + rng.below(1 << 20)};
+    std::vector<uint64_t> sizes;
+    for (uint64_t i = 0; i <= rng.below(6); ++i) sizes.push_back(rng.below(3000));
+    auto layout = make_layout(plan, tensors_of(sizes));
+    ASSERT_TRUE(layout);
+    std::set<uint32_t> seen;
+    for (uint32_t b = 0; b < layout->buckets.size(); ++b) {
+      const Bucket& bucket = layout->buckets[b];
+      seen.insert(bucket.tensors.begin(), bucket.tensors.end());
+      uint64_t covered = 0;
+      for (uint32_t k = 0; k < bucket.pieces; ++k) {
+        const Piece& piece = layout->pieces[bucket.first_piece + k];
+        EXPECT_EQ(piece.bucket, b);
+        EXPECT_EQ(piece.first, covered);
+        EXPECT_LE(piece.elements * kElementBytes, plan.partition->count);
+        covered += piece.elements;
+      }
+      EXPECT_EQ(covered, bucket.elements);
+    }
+    EXPECT_EQ(seen.size(), sizes.size());
+  }
+}
+
+TEST(Layout, refuses_by_name_what_the_runtime_cannot_do) {
+  auto refused = [](auto&& change) {
+    plan::Plan plan;
+    change(plan);
+    auto layout = make_layout(plan, tensors_of({1}));
+    EXPECT_FALSE(layout);
+    return layout ? std::string()
+                  : std::string(code_name(layout.error().code())) + " " + layout.error().message();
+  };
+  using testing::HasSubstr;
+  EXPECT_THAT(refused([](plan::Plan& p) { p.codec = "qsgd"; }),
+              HasSubstr("unsupported plan /codec: \"qsgd\""));
+  EXPECT_THAT(refused([](plan::Plan& p) {
+                p.buckets.push_back({{"t0"}, {}, "fp16"});
+              }),
+              HasSubstr("plan /buckets/0/codec: \"fp16\""));
+  EXPECT_THAT(refused([](plan::Plan& p) { p.sync = plan::Sync::local_sgd; }),
+              HasSubstr("plan /sync/mode: \"local_sgd\""));
+  EXPECT_THAT(refused([](plan::Plan& p) { p.lane_worker = plan::LaneWorker::process; }),
+              HasSubstr("plan /lane_worker: \"process\""));
+  EXPECT_THAT(refused([](plan::Plan& p) { p.lanes = 4, p.lane_workers = 2; }),
+              HasSubstr("plan /lane_workers: \"2\""));
+  EXPECT_THAT(refused([](plan::Plan& p) {
+                p.algorithm = {{std::nullopt, "tree"}};
+              }),
+              HasSubstr("plan /algorithm/0/use: \"tree\""));
+  EXPECT_THAT(refused([](plan::Plan& p) {
+                p.buckets.push_back({{"t00"}, {}, {}});
+              }),
+              HasSubstr("no tensor \"t00\"; did you mean \"t0\"?"));
+  EXPECT_THAT(refused([](plan::Plan& p) { p.priority["nobody_knows"] = 1; }),
+              HasSubstr("plan /priority: the job has no tensor"));
+}
+
+TEST(Layout, shrink_divides_every_size_and_keeps_the_grouping) {
+  plan::Plan plan = *plan::preset("default");
+  plan::Plan small = scaled(plan, 16);
+  EXPECT_EQ(small.bucket_rule.size.count, plan.bucket_rule.size.count / 16);
+  EXPECT_EQ(small.partition->count, plan.partition->count / 16);
+  EXPECT_EQ(small.credit->count, plan.credit->count / 16);
+  EXPECT_EQ(small.chunk.count, plan.chunk.count / 16);
+  EXPECT_EQ(scaled(plan, 1), plan);
+
+  std::vector<uint64_t> sizes = {64, 3200, 16, 160000, 64, 8000, 16};
+  std::vector<uint64_t> smaller;
+  for (uint64_t size : sizes) smaller.push_back(size / 16);
+  auto full = make_layout(plan, tensors_of(sizes));
+  auto shrunk = make_layout(small, tensors_of(smaller));
+  ASSERT_TRUE(full && shrunk);
+  EXPECT_EQ(groups(*full), groups(*shrunk));
+  EXPECT_EQ(full->pieces.size(), shrunk->pieces.size());
+}
+
+}  // namespace
+}  // namespace weft::schedule

@@ -1,0 +1,111 @@
+#include <netinet/in.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+
+#include "tcp/handshake.h"
+#include "tcp/socket.h"
+#include "weft/transport.h"
+
+namespace weft::transport {
+namespace {
+constexpr size_t kMaxPending = 256;  // a stranger may not make us hold more
+constexpr Nanos kPatience = Nanos::from_seconds(5);
+}  // namespace
+
+class Acceptor::Pending final : public Reactor::Handler {
+ public:
+  Pending(Acceptor& owner, Fd socket)
+      : owner_(owner),
+        socket_(std::move(socket)),
+        from_(tcp::peer_text(socket_.get())),
+        handshake_(tcp::Handshake::Role::acceptor, owner.secret_, Hello{}) {}
+
+  void on_events(uint32_t) override {
+    auto finished = handshake_.advance(socket_.get());
+    if (!finished) {
+      owner_.finish(this, std::move(finished).error());
+      return;
+    }
+    if (*finished) {
+      owner_.finish(this, handshake_.hello());
+      return;
+    }
+    uint32_t wanted = EPOLLIN | (handshake_.wants_write() ? static_cast<uint32_t>(EPOLLOUT) : 0u);
+    owner_.reactor_.modify(socket_.get(), wanted, this);
+  }
+
+  Acceptor& owner_;
+  Fd socket_;
+  std::string from_;
+  tcp::Handshake handshake_;
+  Nanos since_ = monotonic_clock().now();
+};
+
+Acceptor::Acceptor(Reactor& reactor, Fd listener, std::string secret, OnConnection on_connection)
+    : reactor_(reactor),
+      listener_(std::move(listener)),
+      secret_(std::move(secret)),
+      on_connection_(std::move(on_connection)) {
+  reactor_.add(listener_.get(), EPOLLIN, this);
+}
+
+Acceptor::~Acceptor() {
+  reactor_.remove(listener_.get());
+  for (auto& pending : pending_) reactor_.remove(pending->socket_.get());
+}
+
+uint16_t Acceptor::port() const { return ntohs(tcp::local_address_of(listener_.get()).sin_port); }
+
+void Acceptor::on_events(uint32_t) {
+  for (;;) {
+    Fd socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    if (!socket) return;
+    if (pending_.size() >= kMaxPending) {
+      ++refused_;
+      WEFT_LOG(transport, warn, "refused a connection from %s: %zu others are still unproved",
+               tcp::peer_text(socket.get()).c_str(), pending_.size());
+      continue;
+    }
+    tcp::tune(socket.get());
+    auto pending = std::make_unique<Pending>(*this, std::move(socket));
+    Pending* raw = pending.get();
+    reactor_.add(raw->socket_.get(), EPOLLIN | EPOLLOUT, raw);
+    pending_.push_back(std::move(pending));
+  }
+}
+
+void Acceptor::finish(Pending* pending, Result<Hello> outcome) {
+  reactor_.remove(pending->socket_.get());
+  auto found = std::find_if(pending_.begin(), pending_.end(),
+                            [&](const auto& held) { return held.get() == pending; });
+  WEFT_CHECK(found != pending_.end());
+  Fd socket = std::move(pending->socket_);
+  std::string from = pending->from_;
+  // The caller is a member function of *pending: it must outlive this call.
+  ended_.push_back(std::move(*found));
+  pending_.erase(found);
+  if (!outcome) {
+    ++refused_;
+    WEFT_LOG(transport, warn, "refused a connection from %s: it %s", from.c_str(),
+             outcome.error().message().c_str());
+    return;
+  }
+  on_connection_(std::move(socket), *outcome);
+}
+
+void Acceptor::tick(Nanos now) {
+  ended_.clear();
+  for (size_t i = 0; i < pending_.size();) {
+    Pending* pending = pending_[i].get();
+    if (now - pending->since_ > kPatience)
+      finish(pending, error(Code::timeout, "did not prove the secret within %s",
+                            format_duration(kPatience).c_str()));
+    else
+      ++i;
+  }
+}
+
+}  // namespace weft::transport

@@ -1,0 +1,217 @@
+#include "tcp/handshake.h"
+
+#include <openssl/crypto.h>
+#include <openssl/evp.h>
+#include <openssl/hmac.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "tcp/socket.h"
+
+namespace weft::transport::tcp {
+namespace {
+
+constexpr size_t kAgreement = 64;
+
+struct WireHello {
+  uint16_t protocol;
+  uint8_t purpose;
+  uint8_t probe;
+  uint32_t rank;
+  uint32_t ranks;
+  uint16_t lane;
+  uint16_t lanes;
+  char agreement[kAgreement];
+  uint8_t reserved[kHello - 16 - kAgreement];
+};
+static_assert(sizeof(WireHello) == kHello);
+
+}  // namespace
+
+std::array<std::byte, kHello> encode_hello(const Hello& hello) {
+  WireHello wire{};
+  wire.protocol = hello.protocol;
+  wire.purpose = static_cast<uint8_t>(hello.purpose);
+  wire.probe = hello.probe;
+  wire.rank = hello.rank;
+  wire.ranks = hello.ranks;
+  wire.lane = hello.lane;
+  wire.lanes = hello.lanes;
+  std::memcpy(wire.agreement, hello.agreement.data(), std::min(hello.agreement.size(), kAgreement));
+  std::array<std::byte, kHello> bytes;
+  std::memcpy(bytes.data(), &wire, kHello);
+  return bytes;
+}
+
+Result<Hello> decode_hello(std::span<const std::byte, kHello> bytes) {
+  WireHello wire;
+  std::memcpy(&wire, bytes.data(), kHello);
+  if (wire.protocol != kProtocol)
+    return error(Code::unsupported, "speaks protocol %u, this weft %u", unsigned{wire.protocol},
+                 unsigned{kProtocol});
+  if (wire.purpose < 1 || wire.purpose > 3)
+    return error(Code::corrupt, "unknown purpose %u", unsigned{wire.purpose});
+  Hello hello;
+  hello.purpose = static_cast<Purpose>(wire.purpose);
+  hello.probe = wire.probe;
+  hello.rank = wire.rank;
+  hello.ranks = wire.ranks;
+  hello.lane = wire.lane;
+  hello.lanes = wire.lanes;
+  hello.agreement.assign(wire.agreement, strnlen(wire.agreement, kAgreement));
+  return hello;
+}
+
+Handshake::Handshake(Role role, std::string secret, const Hello& hello)
+    : role_(role), secret_(std::move(secret)), hello_(hello) {
+  random_bytes(own_nonce_);
+  if (role_ == Role::acceptor) {
+    queue(std::as_bytes(std::span(kMagic)));
+    queue(own_nonce_);
+    expected_ = kProof;
+  } else {
+    hello_bytes_ = encode_hello(hello);
+    expected_ = kChallenge;
+  }
+}
+
+void Handshake::queue(std::span<const std::byte> bytes) {
+  out_.insert(out_.end(), bytes.begin(), bytes.end());
+}
+
+std::array<std::byte, kMac> Handshake::mac(const char* label, std::span<const std::byte> first,
+                                           std::span<const std::byte> second,
+                                           std::span<const std::byte> hello) const {
+  std::vector<unsigned char> message;
+  auto append = [&](std::span<const std::byte> part) {
+    const auto* raw = reinterpret_cast<const unsigned char*>(part.data());
+    message.insert(message.end(), raw, raw + part.size());
+  };
+  append(std::as_bytes(std::span(label, std::strlen(label))));
+  append(first);
+  append(second);
+  append(hello);
+  std::array<std::byte, kMac> out{};
+  unsigned int length = 0;
+  HMAC(EVP_sha256(), secret_.data(), static_cast<int>(secret_.size()), message.data(),
+       message.size(), reinterpret_cast<unsigned char*>(out.data()), &length);
+  WEFT_CHECK(length == kMac);
+  return out;
+}
+
+Result<void> Handshake::message_complete() {
+  if (role_ == Role::connector && stage_ == 0) {
+    if (std::memcmp(in_.data(), kMagic.data(), kMagic.size()) != 0)
+      return error(Code::corrupt, "does not speak weft's protocol");
+    std::copy_n(in_.begin() + kMagic.size(), kNonce, peer_nonce_.begin());
+    queue(own_nonce_);
+    queue(hello_bytes_);
+    queue(mac("connect", peer_nonce_, own_nonce_, hello_bytes_));
+    expected_ = kMac;
+  } else if (role_ == Role::connector) {
+    auto wanted = mac("accept", own_nonce_, peer_nonce_, hello_bytes_);
+    if (CRYPTO_memcmp(wanted.data(), in_.data(), kMac) != 0)
+      return error(Code::invalid_argument, "does not know the job's secret");
+    proved_ = true;
+  } else {
+    std::copy_n(in_.begin(), kNonce, peer_nonce_.begin());
+    std::copy_n(in_.begin() + kNonce, kHello, hello_bytes_.begin());
+    auto wanted = mac("connect", own_nonce_, peer_nonce_, hello_bytes_);
+    if (CRYPTO_memcmp(wanted.data(), in_.data() + kNonce + kHello, kMac) != 0)
+      return error(Code::invalid_argument, "does not know the job's secret");
+    WEFT_ASSIGN(hello_, decode_hello(hello_bytes_));
+    queue(mac("accept", peer_nonce_, own_nonce_, hello_bytes_));
+    proved_ = true;
+  }
+  ++stage_;
+  in_.clear();
+  return {};
+}
+
+Result<bool> Handshake::advance(int fd) {
+  for (;;) {
+    while (sent_ < out_.size()) {
+      ssize_t put =
+          ::send(fd, out_.data() + sent_, out_.size() - sent_, MSG_DONTWAIT | MSG_NOSIGNAL);
+      if (put < 0 && errno == EINTR) continue;
+      if (put < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return false;
+      if (put < 0) return io_error(errno, "sending the proof failed");
+      sent_ += static_cast<size_t>(put);
+    }
+    if (proved_) return true;
+    std::array<std::byte, kProof> buffer;
+    // Never more than the message: what follows belongs to the connection's next user.
+    ssize_t got = ::recv(fd, buffer.data(), expected_ - in_.size(), MSG_DONTWAIT);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return false;
+    if (got < 0) return io_error(errno, "receiving the proof failed");
+    if (got == 0) return error(Code::peer_lost, "closed before it proved the secret");
+    in_.insert(in_.end(), buffer.begin(), buffer.begin() + got);
+    if (in_.size() == expected_) WEFT_TRY(message_complete());
+  }
+}
+
+Dial::Dial(Reactor& reactor, const sockaddr_in& address, std::string secret, Hello hello)
+    : reactor_(reactor), address_(address), secret_(std::move(secret)), hello_(std::move(hello)) {
+  attempt();
+}
+
+Dial::~Dial() {
+  if (socket_ && !done_) reactor_.remove(socket_.get());
+}
+
+void Dial::attempt() {
+  auto started = start_connect(address_);
+  if (!started) {
+    problem_ = started.error().message();
+    retry_at_ = monotonic_clock().now() + Nanos::from_millis(50);
+    return;
+  }
+  socket_ = std::move(*started);
+  connecting_ = true;
+  retry_at_ = {0};
+  handshake_ = std::make_unique<Handshake>(Handshake::Role::connector, secret_, hello_);
+  reactor_.add(socket_.get(), EPOLLOUT, this);
+}
+
+void Dial::give_up_attempt(std::string problem) {
+  problem_ = std::move(problem);
+  reactor_.remove(socket_.get());
+  socket_.reset();
+  retry_at_ = monotonic_clock().now() + Nanos::from_millis(50);
+}
+
+void Dial::tick(Nanos now) {
+  if (!done_ && !socket_ && now >= retry_at_) attempt();
+}
+
+void Dial::on_events(uint32_t) {
+  if (done_ || !socket_) return;
+  if (connecting_) {
+    if (int failure = connect_outcome(socket_.get()); failure != 0) {
+      give_up_attempt(
+          text("cannot connect to %s: %s", to_text(address_).c_str(), std::strerror(failure)));
+      return;
+    }
+    connecting_ = false;
+    tune(socket_.get());
+  }
+  auto finished = handshake_->advance(socket_.get());
+  if (!finished) {
+    give_up_attempt(to_text(address_) + " " + finished.error().message());
+    return;
+  }
+  if (*finished) {
+    reactor_.remove(socket_.get());
+    done_ = true;
+    return;
+  }
+  uint32_t wanted = EPOLLIN | (handshake_->wants_write() ? static_cast<uint32_t>(EPOLLOUT) : 0u);
+  reactor_.modify(socket_.get(), wanted, this);
+}
+
+}  // namespace weft::transport::tcp

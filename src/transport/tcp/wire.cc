@@ -1,0 +1,122 @@
+#include <cstring>
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include "weft/transport.h"
+
+namespace weft::transport {
+namespace {
+
+static_assert(std::endian::native == std::endian::little, "the wire format is little-endian");
+
+constexpr uint32_t kChunkMagic = 0x6b434877;  // "wHCk"
+constexpr uint8_t kChunkVersion = 1;
+
+// As it stands on the wire.
+struct WireChunk {
+  uint32_t magic;
+  uint8_t version;
+  uint8_t collective;
+  uint16_t step;
+  uint32_t operation;
+  uint32_t chunk;
+  uint64_t elements;
+  uint64_t first;
+  uint32_t length;
+  uint32_t root;
+  uint64_t message;
+  uint64_t checksum;
+  uint32_t reserved;
+  uint32_t header_checksum;
+};
+static_assert(sizeof(WireChunk) == kChunkHeaderBytes);
+
+uint32_t header_checksum(const WireChunk& wire) {
+  return static_cast<uint32_t>(XXH3_64bits(&wire, offsetof(WireChunk, header_checksum)));
+}
+
+}  // namespace
+
+void encode(const ChunkHeader& header, std::span<std::byte, kChunkHeaderBytes> out) {
+  WireChunk wire{};
+  wire.magic = kChunkMagic;
+  wire.version = kChunkVersion;
+  wire.collective = header.collective;
+  wire.step = header.step;
+  wire.operation = header.operation;
+  wire.chunk = header.chunk;
+  wire.elements = header.elements;
+  wire.first = header.first;
+  wire.length = header.length;
+  wire.root = header.root;
+  wire.message = header.message;
+  wire.checksum = header.checksum;
+  wire.header_checksum = header_checksum(wire);
+  std::memcpy(out.data(), &wire, sizeof wire);
+}
+
+Result<ChunkHeader> decode(std::span<const std::byte, kChunkHeaderBytes> bytes) {
+  WireChunk wire;
+  std::memcpy(&wire, bytes.data(), sizeof wire);
+  if (wire.magic != kChunkMagic)
+    return error(Code::corrupt, "chunk header: wrong magic %08x", wire.magic);
+  if (wire.version != kChunkVersion)
+    return error(Code::unsupported, "chunk header: version %u, expected %u", unsigned{wire.version},
+                 unsigned{kChunkVersion});
+  if (wire.header_checksum != header_checksum(wire))
+    return error(Code::corrupt, "chunk header: checksum differs");
+  if (wire.length > kMaxChunkBytes)
+    return error(Code::corrupt, "chunk header: %u bytes; at most %u are allowed", wire.length,
+                 kMaxChunkBytes);
+  ChunkHeader header;
+  header.collective = wire.collective;
+  header.step = wire.step;
+  header.operation = wire.operation;
+  header.chunk = wire.chunk;
+  header.elements = wire.elements;
+  header.first = wire.first;
+  header.length = wire.length;
+  header.root = wire.root;
+  header.message = wire.message;
+  header.checksum = wire.checksum;
+  return header;
+}
+
+uint64_t checksum(std::span<const std::span<const std::byte>> parts) {
+  if (parts.size() == 1) return XXH3_64bits(parts[0].data(), parts[0].size());
+  XXH3_state_t state;
+  XXH3_64bits_reset(&state);
+  for (std::span<const std::byte> part : parts)
+    XXH3_64bits_update(&state, part.data(), part.size());
+  return XXH3_64bits_digest(&state);
+}
+
+Packer& Packer::string(std::string_view value) {
+  number(static_cast<uint32_t>(value.size()));
+  const auto* raw = reinterpret_cast<const std::byte*>(value.data());
+  bytes_.insert(bytes_.end(), raw, raw + value.size());
+  return *this;
+}
+
+void Unpacker::take(void* out, size_t size) {
+  if (failed_ || bytes_.size() < size) {
+    failed_ = true;
+    return;
+  }
+  std::memcpy(out, bytes_.data(), size);
+  bytes_ = bytes_.subspan(size);
+}
+
+std::string Unpacker::string() {
+  auto size = number<uint32_t>();
+  if (failed_ || size > bytes_.size()) {
+    failed_ = true;
+    return {};
+  }
+  std::string value(reinterpret_cast<const char*>(bytes_.data()), size);
+  bytes_ = bytes_.subspan(size);
+  return value;
+}
+
+}  // namespace weft::transport
