@@ -31,7 +31,7 @@ struct Host {
 
 // Makes a host's namespaces from a thread of its own, which ends in them: the process and its
 // other threads stay where they are.
-Result<Host> make_host(const ClusterSpec& spec, uint32_t index) {
+Result<Host> make_host(const ClusterSpec& spec, const Shape& shape, uint32_t index) {
   Result<Host> result = error(Code::io, "not made");
   std::thread([&] {
     Host host;
@@ -46,7 +46,7 @@ Result<Host> make_host(const ClusterSpec& spec, uint32_t index) {
       result = io_error(errno, "naming %s", name.c_str());
       return;
     }
-    for (const auto& [key, value] : sysctls(spec)) {
+    for (const auto& [key, value] : sysctls(spec, shape)) {
       std::string path = "/proc/sys/" + key;
       std::replace(path.begin() + 10, path.end(), '.', '/');
       Fd fd(open(path.c_str(), O_WRONLY | O_CLOEXEC));
@@ -169,7 +169,7 @@ Result<Cluster> Cluster::create(const ClusterSpec& spec, const Isolation& isolat
   const Shape shape = shape_of(spec);
   std::vector<int> networks;
   for (uint32_t i = 0; i < spec.hosts; ++i) {
-    WEFT_ASSIGN(Host host, make_host(spec, i));
+    WEFT_ASSIGN(Host host, make_host(spec, shape, i));
     networks.push_back(host.network.get());
     state->hosts.push_back(std::move(host));
   }
@@ -194,9 +194,10 @@ Result<Cluster> Cluster::create(const ClusterSpec& spec, const Isolation& isolat
   fact("lab.gso_max_bytes", std::to_string(shape.gso_bytes));
   fact("lab.link_burst_bytes", std::to_string(shape.link_burst_bytes));
   fact("lab.flow_burst_bytes", std::to_string(shape.flow_burst_bytes));
+  fact("lab.port_burst_bytes", std::to_string(shape.port_burst_bytes));
   fact("lab.port_queue_bytes", std::to_string(shape.port_queue_bytes));
   fact("lab.send_queue_packets", std::to_string(shape.send_queue_packets));
-  for (const auto& [key, value] : sysctls(spec)) fact(key.c_str(), value);
+  for (const auto& [key, value] : sysctls(spec, shape)) fact(key.c_str(), value);
   return Cluster(std::move(state));
 }
 

@@ -16,12 +16,14 @@ namespace weft::lab {
 struct Shape {
   uint32_t hosts = 0;
   uint32_t mtu = 0;
-  double link_bits_per_s = 0;  // 0: not shaped
-  double flow_bits_per_s = 0;  // 0: no cap
-  uint32_t flow_classes = 0;   // a power of two, or 0
-  uint32_t gso_bytes = 0;      // the largest packet that is shaped as one
+  double link_bits_per_s = 0;     // 0: not shaped
+  double flow_bits_per_s = 0;     // 0: no cap
+  uint32_t flow_classes = 0;      // a power of two, or 0
+  uint32_t gso_bytes = 0;         // the largest packet that is shaped as one
+  uint32_t flow_queue_bytes = 0;  // what one flow may have waiting in its host
   uint64_t link_burst_bytes = 0;
   uint64_t flow_burst_bytes = 0;
+  uint64_t port_burst_bytes = 0;
   uint64_t port_queue_bytes = 0;    // what waits for a host's link before packets are lost
   uint32_t send_queue_packets = 0;  // the same at the sender, for each flow
 };
@@ -45,6 +47,7 @@ std::string ingress_commands(const Shape& shape);
 std::string flow_filter(uint32_t classes);
 
 // Names below /proc/sys and what they are set to, in each host.
-std::vector<std::pair<std::string, std::string>> sysctls(const ClusterSpec& spec);
+std::vector<std::pair<std::string, std::string>> sysctls(const ClusterSpec& spec,
+                                                         const Shape& shape);
 
 }  // namespace weft::lab
