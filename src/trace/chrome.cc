@@ -334,12 +334,14 @@ class ChromeWriter {
     const Process& process = trace_.processes[index];
     std::string& out = begin('C', pid_of(index));
     put_time(",\"ts\":", at);
-    // A counter belongs to a process, not to a thread, so its name says whose it is.
-    std::string name;
-    if (event.track < process.tracks.size()) name = process.tracks[event.track].name + ' ';
+    // A counter belongs to a process, not to a thread, so its name says whose it is; viewers show
+    // it as the name and the key of its value.
     out += ",\"name\":";
-    append_json_string(out, name + process.label(event));
-    out += ",\"args\":{\"value\":";
+    append_json_string(out, event.track < process.tracks.size() ? process.tracks[event.track].name
+                                                                : std::string("counter"));
+    out += ",\"args\":{";
+    append_json_string(out, process.label(event));
+    out += ':';
     append_number(out, event.duration_ns);
     out += '}';
     summary_.counters += 1;

@@ -149,7 +149,7 @@ void Process::sort() {
 }
 
 std::string Process::label(const Event& event) const {
-  if (event.name < names.size()) return names[event.name];
+  if (event.name < names.size() && !names[event.name].empty()) return names[event.name];
   std::string out = name_of(event.kind);
   if (event.layer < model.layers.size()) {
     out += ' ';

@@ -19,6 +19,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -342,12 +343,60 @@ struct ChromeSummary {
 struct ChromeOptions {
   // Nanoseconds to add to each process's times, in the order of Trace::processes; empty: the clocks
   // as they were read, shifted by one common amount so that the first event is at 0.
-  std::vector<int64_t> shift_ns;
+  std::vector<int64_t> shift_ns{};
   bool target_time = false;  // show the target cluster's time instead of the lab's
 };
 
 // Chrome trace-event JSON: a process a rank, a thread a track, an arrow a message.
 Result<ChromeSummary> write_chrome(const Trace& trace, const std::string& path,
                                    const ChromeOptions& options = {});
+
+// ---- summaries ---------------------------------------------------------------------------
+
+// What one row of a summary stands for.
+enum class By : uint8_t { iteration, layer, tensor, lane, peer, kind };
+const char* name_of(By by);
+Result<By> parse_by(std::string_view word);
+
+// Times and bytes are the target's (Environment::to_target_ns).
+struct SummaryRow {
+  std::string what;       // "3", "forward conv1", "lane 0 to rank 1", "send chunk"
+  uint32_t rank = kNone;  // lane and peer: whose; kNone: all ranks together
+  uint64_t count = 0;     // durations below; iteration: ranks; tensor: reductions
+  double total_ns = 0;
+  double mean_ns = 0;
+  double p50_ns = 0;
+  double p95_ns = 0;
+  double bytes = 0;          // moved; tensor: of the gradient, once
+  double busy_ns = 0;        // lane and peer: when at least one message was under way
+  double rate_bps = 0;       // lane and peer: bits over busy time; 0: unknown
+  double compute_ns = 0;     // iteration: forward, backward or update under way; mean over ranks
+  double wait_ns = 0;        // iteration: the framework waits for communication; mean over ranks
+  uint32_t slowest = kNone;  // iteration: the rank that took longest
+};
+
+struct Summary {
+  By by = By::kind;
+  double dilation = 1;  // of the run: what the times were divided by, ...
+  double shrink = 1;    // ... and multiplied by
+  std::vector<SummaryRow> rows;
+};
+
+// Durations by kind, layer or iteration; by tensor from gradient_ready to tensor_done; by lane or
+// peer from sends and receives. `rank`: of that one only.
+Summary summarize(const Trace& trace, By by, std::optional<uint32_t> rank = {});
+
+// All probe results of one sort together, in bits a second of wall time.
+struct ProbeSummary {
+  ProbeType type = ProbeType::rate;
+  ProbeScope scope = ProbeScope::local;
+  uint16_t flows = 0;
+  uint16_t reverse = 0;
+  uint64_t count = 0;
+  double slowest_bps = 0;
+  double median_bps = 0;
+  double fastest_bps = 0;
+};
+std::vector<ProbeSummary> summarize_probe(const Trace& trace);
 
 }  // namespace weft::trace
