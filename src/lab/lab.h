@@ -1,0 +1,122 @@
+// lab: a cluster on one machine, and training jobs to run in it.
+//
+// Hosts are network namespaces that belong to the process that made them; links are shaped to the
+// asked rates; workers are real processes with real buffers, sockets and reductions. Only the
+// device's compute is emulated, by timers that burn no processor, and every output says so.
+//
+// The user names the target cluster. One machine cannot carry it, so links and compute are slowed
+// by one factor (dilation), and bytes and compute time divided by another (shrink). Traces keep
+// what really happened with both factors; results here are in the target's time. docs/lab.md has
+// the rules, and what no conclusion may be drawn from.
+//
+// Threads: run() needs a process with one thread, because it enters namespaces.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "weft/plan.h"
+#include "weft/trace.h"
+
+namespace weft::lab {
+
+enum class Engine { weft, gloo };
+const char* name_of(Engine engine);
+
+struct ClockError {
+  Nanos offset;
+  double drift_ppm = 0;
+};
+
+struct RunOptions {
+  std::string model;                     // a name of list_models(), or a file
+  uint32_t hosts = 4;
+  double link_bits_per_s = 25e9;         // of the target
+  double flow_bits_per_s = 0;            // of the target; 0: no cap on a flow
+  uint32_t iterations = 12;
+  plan::Plan plan;
+  Engine engine = Engine::weft;
+  std::map<uint32_t, double> slow;       // rank -> speed of its compute, 0.5 is half
+  std::map<uint32_t, ClockError> clock;  // rank -> how wrong its host's clock is
+  uint64_t seed = 1;                     // of the gradients' values
+  std::string output;                    // folder to make; must be absent or empty
+  bool record = true;                    // write traces
+  bool probe = true;
+  bool compute_only = false;             // leave communication out: is the emulated compute right?
+  std::optional<double> dilation, shrink;
+  std::string congestion_control = "reno";
+  uint32_t mtu = 9000;
+};
+
+struct Interval {
+  double value = 0;   // median
+  double low = 0;     // quartiles
+  double high = 0;
+};
+
+struct RunResult {
+  // Milliseconds of the target, between successive starts of forward on the slowest rank, the
+  // first two dropped.
+  Interval iteration_ms;
+  std::vector<double> iterations_ms;     // of that rank, all that count
+  uint32_t slowest_rank = 0;
+  double compute_ms = 0;                 // of the model: forward, backward, update
+  double wire_ms = 0;                    // 2(p-1)/p * bytes / link
+  double floor_ms = 0;                   // max of both: what a perfect plan approaches
+  double gradient_bytes = 0;
+  bool sums_exact = false;               // every element on every rank in every step
+  double dilation = 1, shrink = 1;
+  double cpu_busy_percent = 0, steal_percent = 0;
+  bool sound = true;                     // not too busy to be believed
+  std::string confinement;
+  std::vector<std::string> remarks;      // what was lost or unsound, and what is emulated
+  std::vector<std::string> explained;    // what the factors do
+  double wall_seconds = 0;
+};
+
+// Runs a job to its end. `progress` gets lines for people. Fails with io, peer_lost, cancelled or
+// timeout when the run failed, naming the rank; with invalid_argument on bad options.
+Result<RunResult> run(const RunOptions& options,
+                      const std::function<void(const std::string&)>& progress);
+
+// The other side of run(): one worker process. Returns its exit code.
+int worker(const std::string& job_file);
+
+// What can be run, for people and programs.
+struct ModelSummary {
+  std::string name;
+  std::string source;
+  std::string device;
+  uint64_t batch = 0;
+  uint64_t layers = 0, tensors = 0, parameters = 0;
+  double forward_ms = 0, backward_ms = 0, update_ms = 0;
+};
+Result<std::vector<ModelSummary>> models();
+Result<ModelSummary> describe_model(const std::string& name_or_path);
+
+// Asks iperf3 inside the emulated network whether rates are what was asked.
+struct CheckOptions {
+  uint32_t hosts = 4;
+  double link_bits_per_s = 25e9;
+  double flow_bits_per_s = 0;
+  std::optional<double> dilation;
+};
+struct CheckRow {
+  std::string pattern;
+  uint32_t flows = 0;
+  double asked_bits_per_s = 0;      // real, after dilation
+  double measured_bits_per_s = 0;
+  double cpu_busy_percent = 0;
+};
+struct CheckResult {
+  std::vector<CheckRow> rows;
+  double dilation = 1;
+  bool sound = false;
+};
+Result<CheckResult> check(const CheckOptions& options,
+                          const std::function<void(const std::string&)>& progress);
+
+}  // namespace weft::lab
