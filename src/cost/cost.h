@@ -1,0 +1,73 @@
+// cost: every equation about time on the wire, once.
+//
+// The runtime's choice of algorithm, the lab's bounds, the replayer and the optimizer ask here and
+// nowhere else. Constants are fitted from records (probe results, pings, transfers), never from
+// time that includes waiting for another rank. What no record measured stays absent: a caller
+// sees std::nullopt and must say "unknown", not guess.
+//
+//   rate of n flows  = min(n * flow, link)                       (docs/cost_model.md)
+//   ring all-reduce  = 2(p-1) * latency + 2(p-1)/p * bytes / rate + (p-1)/p * bytes * reduce
+//
+// Threads: plain values and pure functions.
+#pragma once
+
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "weft/trace.h"
+
+namespace weft::cost {
+
+// A constant with the spread of what it was fitted to.
+struct Fitted {
+  double value = 0;
+  double low = 0;   // lower quartile of the samples
+  double high = 0;  // upper quartile
+  uint32_t samples = 0;
+};
+
+// What the wire and the processor cost, in real (not target) units.
+struct Costs {
+  std::optional<Fitted> link_bytes_per_s;       // a host's egress with all neighbours active
+  std::optional<Fitted> pair_link_bytes_per_s;  // one pair alone
+  std::optional<Fitted> flow_bytes_per_s;       // one connection; absent when one fills the link
+  // The rate still grew with the last flow that was measured (or only one number of flows was):
+  // link_bytes_per_s is what was seen, and more flows may carry more.
+  bool link_is_lower_bound = false;
+  std::optional<Fitted> round_trip_idle_ns;
+  std::optional<Fitted> round_trip_loaded_ns;
+  std::optional<Fitted> cpu_ns_per_byte;  // sending + receiving
+  std::optional<Fitted> cpu_ns_per_chunk;
+  std::optional<Fitted> copy_ns_per_byte;
+  std::optional<Fitted> reduce_ns_per_byte;
+  std::optional<Fitted> checksum_ns_per_byte;
+  // Measured rate for each number of flows (all neighbours at once), for what the model above
+  // leaves out.
+  struct RatePoint {
+    uint32_t flows = 0;
+    Fitted bytes_per_s;
+  };
+  std::vector<RatePoint> ring_rates;
+};
+
+// Fits from what a run recorded; pings and probe results of all its processes.
+Costs fit(const trace::Trace& trace);
+
+// Bytes a second that n flows of one host carry together; nullopt when nothing was measured, or
+// when n is more than was measured and the link was not yet full.
+std::optional<double> rate_of_flows(const Costs& costs, uint32_t flows);
+
+// Bytes that each rank sends (and receives) for a ring all-reduce of `bytes`: 2(p-1)/p * bytes.
+double ring_bytes_per_rank(double bytes, uint32_t ranks);
+// Seconds that a ring all-reduce needs at the least on links of that rate; infinite at rate 0.
+double ring_wire_seconds(double bytes, uint32_t ranks, double bytes_per_s);
+// The floor of an iteration: max(compute, wire). What a perfect plan approaches.
+double iteration_floor_seconds(double compute_s, double gradient_bytes, uint32_t ranks,
+                               double link_bytes_per_s);
+// With latency (half of an idle round trip a step) and reduction; nullopt when the rate is unknown.
+// Where another constant is unknown its term is left out, and the answer is a lower bound.
+std::optional<double> ring_all_reduce_seconds(const Costs& costs, double bytes, uint32_t ranks,
+                                              uint32_t lanes);
+
+}  // namespace weft::cost
