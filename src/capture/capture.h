@@ -27,10 +27,10 @@
 namespace weft::capture {
 
 struct Options {
-  std::string path;                      // the file to write
+  std::string path;  // the file to write
   trace::Environment environment;
-  const Clock* clock = nullptr;          // null: monotonic_clock()
-  uint32_t ring_events = 1u << 14;       // per thread, rounded up to a power of two
+  const Clock* clock = nullptr;     // null: monotonic_clock()
+  uint32_t ring_events = 1u << 14;  // per thread, rounded up to a power of two
   Nanos flush_interval = Nanos::from_millis(50);
 };
 
@@ -53,7 +53,7 @@ class Recorder {
   void model(const trace::Model& model);
   trace::TrackId track(const trace::Track& track);
   trace::NameId name(std::string_view name);
-  void clock_sample();                    // reads both clocks; also done now and then by itself
+  void clock_sample();  // reads both clocks; also done now and then by itself
   void ping(const trace::PingSample& sample);
   void probe(const trace::ProbeResult& result);
   void note(std::string_view key, std::string_view value);

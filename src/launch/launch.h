@@ -8,7 +8,8 @@
 // SIGINT, SIGTERM and SIGHUP that come during a run are passed on once; when they come again the
 // processes are killed. Standard input of the processes is empty.
 //
-// Threads: one at a time, and no other thread of the caller takes these signals. Not here: what the processes do, remote hosts.
+// Threads: one at a time, and no other thread of the caller takes these signals. Not here: what the
+// processes do, remote hosts.
 #pragma once
 
 #include <functional>
@@ -25,8 +26,8 @@ namespace weft::launch {
 struct Membership {
   uint32_t rank = 0;
   uint32_t size = 1;
-  std::string rendezvous;   // "address:port" of rank 0
-  std::string secret;       // hex; proves that a connection belongs to this job
+  std::string rendezvous;  // "address:port" of rank 0
+  std::string secret;      // hex; proves that a connection belongs to this job
 };
 Result<Membership> membership_from_environment();
 
@@ -39,24 +40,24 @@ struct Process {
 };
 
 struct Options {
-  bool prefix_output = true;               // "[2] text"; otherwise as it comes
-  bool output_to_stderr = false;           // what ranks print too: stdout is the caller's alone
-  Nanos grace = Nanos::from_seconds(3);    // between asking a process to end and killing it
-  Nanos deadline = {0};                    // 0: none
+  bool prefix_output = true;             // "[2] text"; otherwise as it comes
+  bool output_to_stderr = false;         // what ranks print too: stdout is the caller's alone
+  Nanos grace = Nanos::from_seconds(3);  // between asking a process to end and killing it
+  Nanos deadline = {0};                  // 0: none
 };
 
 struct Outcome {
   uint32_t rank = 0;
-  int exit_code = 0;      // valid when signal == 0
+  int exit_code = 0;  // valid when signal == 0
   int signal = 0;
   bool ended_by_us = false;
-  Nanos after = {0};      // since start
+  Nanos after = {0};  // since start
 };
 
 struct Report {
-  std::vector<Outcome> outcomes;           // by rank
-  std::optional<uint32_t> first_failure;   // the rank whose failure ended the job
-  std::string reason;                      // "rank 2 was killed by signal 9 (Killed) after 1.2 s"
+  std::vector<Outcome> outcomes;          // by rank
+  std::optional<uint32_t> first_failure;  // the rank whose failure ended the job
+  std::string reason;                     // "rank 2 was killed by signal 9 (Killed) after 1.2 s"
   bool ok() const { return !first_failure.has_value() && reason.empty(); }
 };
 
