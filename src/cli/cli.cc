@@ -18,6 +18,9 @@ namespace {
 
 // Every verb, in the order in which help lists them.
 constexpr void (*kVerbs[])(CLI::App&, Context&) = {
+    add_info,
+    add_show,
+    add_export,
     add_plan,
     add_run,
 };

@@ -1,0 +1,75 @@
+// weft export: turns a trace into a file that other tools open.
+
+#include <CLI/CLI.hpp>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "verb.h"
+#include "weft/trace.h"
+
+namespace weft::cli {
+
+namespace {
+
+struct Options {
+  std::string run;
+  std::string to = "chrome";
+  std::string file;
+  bool target_time = false;
+  bool json = false;
+};
+
+Outcome run(const Options& options, const Context& context) {
+  WEFT_ASSIGN(const auto trace, trace::read(options.run));
+  for (const trace::Damage& damage : trace.damage) {
+    if (damage.any()) complain(context, damage.file + ": damaged; exporting what is left of it");
+  }
+  trace::ChromeOptions chrome;
+  chrome.target_time = options.target_time;
+  WEFT_ASSIGN(const auto summary, trace::write_chrome(trace, options.file, chrome));
+  if (options.json) {
+    print_json({{"file", options.file},
+                {"format", options.to},
+                {"time", options.target_time ? "target" : "wall"},
+                {"processes", trace.processes.size()},
+                {"rows", summary.rows},
+                {"slices", summary.slices},
+                {"instants", summary.instants},
+                {"counters", summary.counters},
+                {"arrows", summary.flows},
+                {"arrows_backward", summary.backward},
+                {"halves", summary.halves}});
+    return {};
+  }
+  print(text("%s: %llu slices, %llu instants, %llu counter values, %llu arrows of %zu ranks\n",
+             options.file.c_str(), static_cast<unsigned long long>(summary.slices),
+             static_cast<unsigned long long>(summary.instants),
+             static_cast<unsigned long long>(summary.counters),
+             static_cast<unsigned long long>(summary.flows), trace.processes.size()));
+  if (summary.halves > 0)
+    print(text("%llu halves of messages have no other half, and no arrow\n",
+               static_cast<unsigned long long>(summary.halves)));
+  if (summary.backward > 0)
+    print(text("%llu arrows point backward: the clocks of these ranks do not agree\n",
+               static_cast<unsigned long long>(summary.backward)));
+  print("open it in https://ui.perfetto.dev or chrome://tracing\n");
+  return {};
+}
+
+}  // namespace
+
+void add_export(CLI::App& app, Context& context) {
+  auto options = std::make_shared<Options>();
+  CLI::App* verb = add_verb(app, "export", "Writes a trace in a format that other tools open.",
+                            "weft export run7/ --to chrome -o run7.json");
+  verb->add_option("RUN", options->run, "A run folder or one trace file.")->required();
+  verb->add_option("--to", options->to, "The format: chrome, for Perfetto and chrome://tracing.")
+      ->check(CLI::IsMember({"chrome"}));
+  verb->add_option("-o,--output", options->file, "The file to write.")->required();
+  verb->add_flag("--target-time", options->target_time,
+                 "Show the target cluster's time and bytes instead of the lab's.");
+  verb->add_flag("--json", options->json, "Print one JSON object.");
+  on_call(*verb, context, [options, &context] { return run(*options, context); });
+}
+
+}  // namespace weft::cli
