@@ -18,7 +18,6 @@ namespace {
 
 using trace::Event;
 using trace::Kind;
-using trace::Shape;
 
 class CaptureTest : public ::testing::Test {
  protected:
@@ -309,6 +308,7 @@ TEST_F(CaptureTest, StopRacesWithRecording) {
     recorder->track(thread_track("t"));
     std::atomic<bool> enough{false};
     std::vector<std::thread> threads;
+    threads.reserve(3);
     for (int t = 0; t < 3; ++t) {
       threads.emplace_back([&] {
         for (uint64_t n = 0; !enough; ++n) recorder->record(numbered(0, n));

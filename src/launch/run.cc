@@ -172,12 +172,14 @@ std::vector<std::string> merged_environment(const std::map<std::string, std::str
     const std::string_view line(*entry);
     if (!added.contains(std::string(line.substr(0, line.find('='))))) merged.emplace_back(line);
   }
-  for (const auto& [name, value] : added) merged.push_back(name + "=" + value);
+  for (const auto& [name, value] : added)
+    merged.push_back(text("%s=%s", name.c_str(), value.c_str()));
   return merged;
 }
 
 std::vector<char*> pointers_to(std::vector<std::string>& strings) {
   std::vector<char*> pointers;
+  pointers.reserve(strings.size() + 1);
   for (std::string& string : strings) pointers.push_back(string.data());
   pointers.push_back(nullptr);
   return pointers;
