@@ -83,8 +83,12 @@ class Worker {
       WEFT_ASSIGN(group, join(plan));
       std::vector<runtime::Tensor> tensors;
       for (uint32_t layer = 0; layer < job_.layers.size(); ++layer)
-        for (uint32_t t : job_.layers[layer].tensors)
+        for (uint32_t t : job_.layers[layer].tensors) {
+          // The exchange knows tensors by their place: the job lists them in that order.
+          if (t != tensors.size())
+            return error(Code::invalid_argument, "the job's tensors are not in the order of layers");
           tensors.push_back({job_.tensors[t].name, spans[t], layer});
+        }
       WEFT_ASSIGN(exchange, group->exchange(std::move(tensors)));
     }
     WorkerResult result;

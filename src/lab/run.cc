@@ -1,0 +1,424 @@
+// run(): from a model and a target cluster to a measured iteration time.
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <filesystem>
+#include <thread>
+
+#include "cluster.h"
+#include "job.h"
+#include "soundness.h"
+#include "weft/cost.h"
+#include "weft/launch.h"
+#include "weft/schedule.h"
+
+namespace weft::lab {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr uint16_t kPort = 29500;
+constexpr Nanos kEndTogether = Nanos::from_seconds(5);   // for the others to end after one failed
+constexpr const char* kOutcomeFile = "run.json";
+
+using Say = std::function<void(const std::string&)>;
+
+Result<void> check_options(const RunOptions& options) {
+  if (options.hosts < 1 || options.hosts > 64)
+    return error(Code::invalid_argument, "%u hosts; expected 1 to 64", options.hosts);
+  if (options.iterations <= kWarmUpIterations || options.iterations > 100000)
+    return error(Code::invalid_argument,
+                 "%u iterations; expected %u to 100000 (the first %u warm up and do not count)",
+                 options.iterations, kWarmUpIterations + 1, kWarmUpIterations);
+  for (const auto& [rank, speed] : options.slow)
+    if (rank >= options.hosts || !(speed > 0) || speed > 100)
+      return error(Code::invalid_argument, "slow %u:%g; expected a rank below %u and a speed above 0",
+                   rank, speed, options.hosts);
+  for (const auto& [rank, wrong] : options.clock)
+    if (rank >= options.hosts)
+      return error(Code::invalid_argument, "clock of rank %u; there are %u ranks", rank, options.hosts);
+  if (options.output.empty()) return error(Code::invalid_argument, "no folder for the run is named");
+  return {};
+}
+
+Result<void> make_folder(const std::string& path) {
+  std::error_code failure;
+  if (fs::exists(path, failure)) {
+    if (!fs::is_directory(path, failure))
+      return error(Code::invalid_argument, "%s exists and is not a folder", path.c_str());
+    if (!fs::is_empty(path, failure))
+      return error(Code::invalid_argument, "%s is not empty; name a new folder for the run",
+                   path.c_str());
+    return {};
+  }
+  fs::create_directories(path, failure);
+  if (failure) return io_error(failure.value(), "cannot make %s", path.c_str());
+  return {};
+}
+
+std::map<std::string, std::string> facts_of(const RunOptions& options, const Cluster& cluster) {
+  std::map<std::string, std::string> facts;
+  for (const auto& [key, value] : cluster.facts()) facts[key] = value;
+  facts["engine"] = name_of(options.engine);
+  facts["hosts"] = std::to_string(options.hosts);
+  facts["link_bits_per_s"] = text("%.17g", options.link_bits_per_s);
+  facts["flow_bits_per_s"] = text("%.17g", options.flow_bits_per_s);
+  facts["iterations"] = std::to_string(options.iterations);
+  facts["seed"] = std::to_string(options.seed);
+  for (const auto& [rank, speed] : options.slow) facts[text("slow_rank_%u", rank)] = text("%g", speed);
+  for (const auto& [rank, wrong] : options.clock)
+    facts[text("clock_rank_%u", rank)] =
+        text("%lld ns %+g ppm", static_cast<long long>(wrong.offset.count), wrong.drift_ppm);
+  return facts;
+}
+
+// The part of a job that is the same on all ranks.
+Result<Job> common_job(const RunOptions& options, const Model& model, const Factors& factors,
+                       const Cluster& cluster) {
+  Job job;
+  job.ranks = options.hosts;
+  job.address = cluster.address(0);
+  job.port = kPort;
+  job.secret = launch::new_secret();
+  job.iterations = options.iterations;
+  job.seed = options.seed;
+  job.factors = factors;
+  job.record = options.record;
+  job.probe = options.probe;
+  job.compute_only = options.compute_only;
+  job.folder = fs::absolute(options.output).string();
+  job.model = model.name;
+  job.plan = plan::canonical(options.plan);
+  job.facts = facts_of(options, cluster);
+  std::vector<schedule::Tensor> described;
+  for (uint32_t l = 0; l < model.layers.size(); ++l) {
+    const ModelLayer& layer = model.layers[l];
+    JobLayer out{layer.name, factors.to_wall(layer.forward), factors.to_wall(layer.backward),
+                 factors.to_wall(model.update(layer)), {}};
+    for (const ModelTensor& tensor : layer.tensors) {
+      out.tensors.push_back(static_cast<uint32_t>(job.tensors.size()));
+      job.tensors.push_back({tensor.name, factors.to_real_elements(tensor.elements())});
+      described.push_back({tensor.name, job.tensors.back().elements, l});
+    }
+    job.layers.push_back(std::move(out));
+  }
+  // Also refuses, before anything is started, a plan that does not fit this model.
+  WEFT_ASSIGN(schedule::Layout layout,
+              schedule::make_layout(schedule::scaled(options.plan, factors.shrink), described));
+  for (const schedule::Bucket& bucket : layout.buckets) job.buckets.push_back(bucket.tensors);
+  return job;
+}
+
+Result<std::vector<std::string>> worker_command(Engine engine, const std::string& job_file) {
+  if (engine == Engine::weft) return std::vector<std::string>{self_path(), "lab", "worker", job_file};
+  WEFT_ASSIGN(std::string script, data_path("lab/gloo_worker.py"));
+  // A Python that has torch: the user's choice, then the usual places.
+  std::vector<std::string> candidates;
+  if (const char* chosen = std::getenv("WEFT_PYTHON")) candidates.emplace_back(chosen);
+  candidates.insert(candidates.end(), {"/usr/bin/python3", "python3"});
+  for (const std::string& python : candidates) {
+    std::string test = python + " -c 'import torch.distributed' >/dev/null 2>&1";
+    if (std::system(test.c_str()) == 0)  // NOLINT(cert-env33-c): our own words
+      return std::vector<std::string>{python, script, job_file};
+  }
+  return error(Code::unsupported,
+               "the gloo engine needs PyTorch, which no Python here has; install Debian's "
+               "python3-torch, or name a Python that has torch in WEFT_PYTHON");
+}
+
+struct Child {
+  pid_t pid = 0;
+  bool ended = false;
+  int status = 0;
+  Nanos after{0};
+};
+
+// The last lines that a worker wrote, for messages.
+std::string last_words(const std::string& folder, uint32_t rank) {
+  auto content = read_file(text("%s/rank-%u.log", folder.c_str(), rank), mib(16));
+  if (!content) return "";
+  while (!content->empty() && content->back() == '\n') content->pop_back();
+  size_t line = content->rfind('\n');
+  return line == std::string::npos ? *content : content->substr(line + 1);
+}
+
+std::string how_it_ended(const Child& child) {
+  if (WIFSIGNALED(child.status))
+    return text("was killed by signal %d (%s)", WTERMSIG(child.status), strsignal(WTERMSIG(child.status)));
+  return text("ended with exit code %d", WEXITSTATUS(child.status));
+}
+
+// Waits for all workers. When one fails the others are given time to say why, then ended.
+Result<void> mind(std::vector<Child>& children, const std::string& folder) {
+  Nanos begin = monotonic_clock().now();
+  std::optional<uint32_t> first;
+  Nanos failed_at{0};
+  for (;;) {
+    int status = 0;
+    pid_t pid = ::waitpid(-1, &status, WNOHANG);
+    Nanos now = monotonic_clock().now();
+    if (pid > 0) {
+      for (uint32_t rank = 0; rank < children.size(); ++rank) {
+        Child& child = children[rank];
+        if (child.pid != pid) continue;
+        child = {pid, true, status, now - begin};
+        if (status != 0 && !first) {
+          first = rank;
+          failed_at = now;
+        }
+      }
+      continue;   // a lab also inherits orphans: reap them all
+    }
+    bool all = std::all_of(children.begin(), children.end(), [](const Child& c) { return c.ended; });
+    if (all) break;
+    if (first && now - failed_at > kEndTogether)
+      for (Child& child : children)
+        if (!child.ended) ::kill(child.pid, SIGKILL);
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  }
+  if (!first) return {};
+  // A worker that was killed is the cause, whoever was reaped first.
+  for (uint32_t rank = 0; rank < children.size(); ++rank)
+    if (WIFSIGNALED(children[rank].status) && children[rank].after <= children[*first].after + Nanos::from_seconds(2) &&
+        WTERMSIG(children[rank].status) != SIGPIPE) {
+      first = rank;
+      break;
+    }
+  std::string message = text("rank %u %s after %s", *first, how_it_ended(children[*first]).c_str(),
+                             format_duration(children[*first].after).c_str());
+  std::string words = last_words(folder, *first);
+  if (!words.empty()) message += ": " + words;
+  for (uint32_t rank = 0; rank < children.size(); ++rank) {
+    if (rank == *first || children[rank].status == 0) continue;
+    words = last_words(folder, rank);
+    message += text("\n  rank %u %s %s later%s%s", rank, how_it_ended(children[rank]).c_str(),
+                    format_duration(children[rank].after - children[*first].after).c_str(),
+                    words.empty() ? "" : ": ", words.c_str());
+  }
+  return Error(Code::peer_lost, message);
+}
+
+Interval spread_of(const std::vector<double>& values) {
+  return {quantile(values, 0.5), quantile(values, 0.25), quantile(values, 0.75)};
+}
+
+Result<RunResult> summarise(const RunOptions& options, const Model& model, const Factors& factors) {
+  RunResult out;
+  out.sums_exact = true;
+  out.dilation = factors.dilation;
+  out.shrink = factors.shrink;
+  bool first = true;
+  for (uint32_t rank = 0; rank < options.hosts; ++rank) {
+    std::string path = result_path(options.output, rank);
+    WEFT_ASSIGN(WorkerResult result, read_result(path));
+    if (result.starts_ns.size() != options.iterations + 1)
+      return error(Code::corrupt, "rank %u reports %zu starts of %u iterations", rank,
+                   result.starts_ns.size(), options.iterations);
+    out.sums_exact = out.sums_exact && result.exact;
+    if (rank == 0) {
+      out.cpu_busy_percent = result.cpu_busy_percent;
+      out.steal_percent = result.steal_percent;
+    }
+    std::vector<double> intervals;
+    for (size_t i = kWarmUpIterations; i + 1 < result.starts_ns.size(); ++i)
+      intervals.push_back(
+          factors.to_target(Nanos{result.starts_ns[i + 1] - result.starts_ns[i]}).millis());
+    Interval spread = spread_of(intervals);
+    if (first || spread.value > out.iteration_ms.value) {
+      out.iteration_ms = spread;
+      out.iterations_ms = intervals;
+      out.slowest_rank = rank;
+    }
+    first = false;
+    std::error_code ignored;
+    fs::remove(path, ignored);
+    fs::remove(text("%s/rank-%u.job.json", options.output.c_str(), rank), ignored);
+    std::string log = text("%s/rank-%u.log", options.output.c_str(), rank);
+    if (fs::file_size(log, ignored) == 0) fs::remove(log, ignored);
+  }
+  out.gradient_bytes = static_cast<double>(model.gradient_bytes().count);
+  out.compute_ms = model.compute().millis();
+  out.wire_ms = 1e3 * cost::ring_wire_seconds(out.gradient_bytes, options.hosts,
+                                              options.link_bits_per_s / 8);
+  if (options.compute_only) out.wire_ms = 0;
+  out.floor_ms = std::max(out.compute_ms, out.wire_ms);
+  return out;
+}
+
+nlohmann::json to_json(const RunResult& result) {
+  return {{"iteration_ms", result.iteration_ms.value},
+          {"low", result.iteration_ms.low},
+          {"high", result.iteration_ms.high},
+          {"iterations_ms", result.iterations_ms},
+          {"slowest_rank", result.slowest_rank},
+          {"compute_ms", result.compute_ms},
+          {"wire_ms", result.wire_ms},
+          {"floor_ms", result.floor_ms},
+          {"gradient_bytes", result.gradient_bytes},
+          {"sums_exact", result.sums_exact},
+          {"dilation", result.dilation},
+          {"shrink", result.shrink},
+          {"cpu_busy_percent", result.cpu_busy_percent},
+          {"steal_percent", result.steal_percent},
+          {"sound", result.sound},
+          {"confinement", result.confinement},
+          {"remarks", result.remarks},
+          {"explained", result.explained},
+          {"wall_seconds", result.wall_seconds}};
+}
+
+RunResult from_json(const nlohmann::json& in) {
+  RunResult out;
+  out.iteration_ms = {in.at("iteration_ms"), in.at("low"), in.at("high")};
+  out.iterations_ms = in.at("iterations_ms").get<std::vector<double>>();
+  out.slowest_rank = in.at("slowest_rank");
+  out.compute_ms = in.at("compute_ms");
+  out.wire_ms = in.at("wire_ms");
+  out.floor_ms = in.at("floor_ms");
+  out.gradient_bytes = in.at("gradient_bytes");
+  out.sums_exact = in.at("sums_exact");
+  out.dilation = in.at("dilation");
+  out.shrink = in.at("shrink");
+  out.cpu_busy_percent = in.at("cpu_busy_percent");
+  out.steal_percent = in.at("steal_percent");
+  out.sound = in.at("sound");
+  out.confinement = in.at("confinement");
+  out.remarks = in.at("remarks").get<std::vector<std::string>>();
+  out.explained = in.at("explained").get<std::vector<std::string>>();
+  out.wall_seconds = in.at("wall_seconds");
+  return out;
+}
+
+// Everything that happens inside the namespaces.
+Result<RunResult> run_inside(const RunOptions& options, const Model& model, const Factors& factors,
+                             const Isolation& isolation, const Say& say) {
+  ClusterSpec spec;
+  spec.hosts = options.hosts;
+  spec.link_bits_per_s = factors.to_real_rate(options.link_bits_per_s);
+  spec.flow_bits_per_s = factors.to_real_rate(options.flow_bits_per_s);
+  spec.mtu = options.mtu;
+  spec.congestion_control = options.congestion_control;
+  WEFT_ASSIGN(Cluster cluster, Cluster::create(spec, isolation));
+  WEFT_ASSIGN(Job job, common_job(options, model, factors, cluster));
+  WEFT_ASSIGN(std::vector<std::string> example, worker_command(options.engine, ""));
+  say(text("%u hosts are up; running %u iterations of %s", options.hosts, options.iterations,
+           model.name.c_str()));
+
+  std::vector<Child> children;
+  for (uint32_t rank = 0; rank < options.hosts; ++rank) {
+    Job mine = job;
+    mine.rank = rank;
+    mine.host = cluster.name(rank);
+    if (auto wrong = options.clock.find(rank); wrong != options.clock.end())
+      mine.clock = wrong->second;
+    if (auto slow = options.slow.find(rank); slow != options.slow.end())
+      for (JobLayer& layer : mine.layers) {
+        layer.forward = layer.forward.scaled(1 / slow->second);
+        layer.backward = layer.backward.scaled(1 / slow->second);
+        layer.update = layer.update.scaled(1 / slow->second);
+      }
+    std::string job_file = text("%s/rank-%u.job.json", mine.folder.c_str(), rank);
+    WEFT_TRY(write_file(job_file, write_job(mine)));
+    Fd log(::open(text("%s/rank-%u.log", mine.folder.c_str(), rank).c_str(),
+                  O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
+    if (!log) return io_error(errno, "cannot write the log of rank %u", rank);
+    Command command;
+    command.arguments = example;
+    command.arguments.back() = job_file;
+    command.environment = {"GLOO_SOCKET_IFNAME=" + cluster.interface()};
+    command.stdout_fd = log.get();
+    command.stderr_fd = log.get();
+    WEFT_ASSIGN(pid_t pid, cluster.spawn(rank, command));
+    children.push_back({pid, false, 0, {0}});
+  }
+  WEFT_TRY(mind(children, job.folder));
+  WEFT_ASSIGN(RunResult result, summarise(options, model, factors));
+  result.confinement = confinement_name(isolation.confinement);
+  if (!isolation.lost.empty()) result.remarks.push_back(isolation.lost);
+  if (!cluster.shaped()) result.sound = false;
+  return result;
+}
+
+}  // namespace
+
+const char* name_of(Engine engine) { return engine == Engine::weft ? "weft" : "gloo"; }
+
+Result<RunResult> run(const RunOptions& options, const Say& progress) {
+  WEFT_TRY(check_options(options));
+  WEFT_TRY(plan::validate(options.plan));
+  WEFT_ASSIGN(Model model, load_model(options.model));
+  Target target{options.hosts, options.link_bits_per_s, options.flow_bits_per_s};
+  Workload workload{model.gradient_bytes(), model.compute()};
+  FactorLimits limits;
+  limits.cores = std::max(1u, std::thread::hardware_concurrency());
+  WEFT_ASSIGN(Factors factors,
+              choose_factors(target, workload, limits, options.dilation, options.shrink));
+  WEFT_TRY(make_folder(options.output));
+
+  Say say = progress ? progress : [](const std::string&) {};
+  Nanos begin = monotonic_clock().now();
+  std::string outcome_file = options.output + "/" + kOutcomeFile;
+  // The inner process has the result; a file carries it out, and stays as the run's summary.
+  WEFT_ASSIGN(int status, run_isolated([&](const Isolation& isolation) {
+                auto result = run_inside(options, model, factors, isolation, say);
+                nlohmann::json out;
+                if (result)
+                  out = to_json(*result);
+                else
+                  out = {{"error", result.error().message()},
+                         {"code", static_cast<int>(result.error().code())}};
+                auto written = write_file(outcome_file, out.dump(2) + "\n");
+                return written ? 0 : 1;
+              }));
+  if (status > 128)
+    return error(Code::cancelled, "the run was ended by signal %d (%s); its workers and network are gone",
+                 status - 128, strsignal(status - 128));
+  WEFT_ASSIGN(std::string content, read_file(outcome_file, mib(16)));
+  try {
+    nlohmann::json outcome = nlohmann::json::parse(content);
+    if (outcome.contains("error"))
+      return Error(static_cast<Code>(outcome.at("code").get<int>()),
+                   outcome.at("error").get<std::string>());
+    RunResult result = from_json(outcome);
+    result.wall_seconds = (monotonic_clock().now() - begin).seconds();
+    if (result.cpu_busy_percent + result.steal_percent > kUnsoundBusyPercent) {
+      result.sound = false;
+      result.remarks.push_back(text(
+          "unsound: the processors were %.0f %% busy and %.0f %% stolen (limit %.0f %%); use a larger "
+          "--dilation",
+          result.cpu_busy_percent, result.steal_percent, kUnsoundBusyPercent));
+    }
+    if (!result.sums_exact) result.remarks.push_back("WRONG SUMS: a gradient differs from its exact sum");
+    result.remarks.push_back("device compute is emulated by timers; everything else is real");
+    result.explained.push_back(explain(factors, target));
+    WEFT_TRY(write_file(outcome_file, to_json(result).dump(2) + "\n"));
+    return result;
+  } catch (const nlohmann::json::exception& failure) {
+    return error(Code::corrupt, "%s: %s", outcome_file.c_str(), failure.what());
+  }
+}
+
+Result<ModelSummary> describe_model(const std::string& name_or_path) {
+  WEFT_ASSIGN(Model model, load_model(name_or_path));
+  ModelSummary out{model.name, model.source, model.device, model.batch, model.layers.size(), 0,
+                   model.parameters(), model.forward().millis(), model.backward().millis(),
+                   model.update().millis()};
+  for (const ModelLayer& layer : model.layers) out.tensors += layer.tensors.size();
+  return out;
+}
+
+Result<std::vector<ModelSummary>> models() {
+  std::vector<ModelSummary> out;
+  for (const std::string& name : list_models()) {
+    WEFT_ASSIGN(ModelSummary summary, describe_model(name));
+    out.push_back(std::move(summary));
+  }
+  return out;
+}
+
+}  // namespace weft::lab
