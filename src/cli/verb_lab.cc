@@ -39,7 +39,8 @@ struct Options {
 Result<std::pair<uint32_t, std::string>> ranked(const std::string& value, const char* form) {
   size_t colon = value.find(':');
   uint32_t rank = 0;
-  auto [end, failure] = std::from_chars(value.data(), value.data() + std::min(colon, value.size()), rank);
+  auto [end, failure] =
+      std::from_chars(value.data(), value.data() + std::min(colon, value.size()), rank);
   if (colon == std::string::npos || failure != std::errc() || end != value.data() + colon)
     return error(Code::invalid_argument, "\"%s\" is not of the form %s", value.c_str(), form);
   return std::pair(rank, value.substr(colon + 1));
@@ -51,8 +52,8 @@ Result<void> read_slow(const std::vector<std::string>& values, lab::RunOptions& 
     char* end = nullptr;
     double speed = std::strtod(parts.second.c_str(), &end);
     if (end == parts.second.c_str() || *end != '\0' || !(speed > 0))
-      return error(Code::invalid_argument, "--slow %s: \"%s\" is not a speed above 0", value.c_str(),
-                   parts.second.c_str());
+      return error(Code::invalid_argument, "--slow %s: \"%s\" is not a speed above 0",
+                   value.c_str(), parts.second.c_str());
     run.slow[parts.first] = speed;
   }
   return {};
@@ -144,7 +145,8 @@ Outcome run(const Options& options) {
                result.iteration_ms.value / result.floor_ms, result.floor_ms));
     print(text("floor       compute %.1f ms, wire %.1f ms for %s of gradients\n", result.compute_ms,
                result.wire_ms, format_size(result.gradient_bytes).c_str()));
-    print(text("sums        %s\n", result.sums_exact ? "exact on every rank, in every step" : "WRONG"));
+    print(text("sums        %s\n",
+               result.sums_exact ? "exact on every rank, in every step" : "WRONG"));
     print(text("lab         dilation %g, shrink %g, processors %.0f %% busy, %.0f %% stolen%s\n",
                result.dilation, result.shrink, result.cpu_busy_percent, result.steal_percent,
                result.sound ? "" : ", UNSOUND"));
@@ -233,7 +235,8 @@ Outcome check(const lab::CheckOptions& asked, const std::string& link, const std
     print(text("dilation %g; rates are real ones, after it; %s\n", result.dilation,
                result.sound ? "sound" : "NOT sound"));
   }
-  return result.sound ? Outcome() : Outcome::run_failed("the emulated network is not what was asked");
+  return result.sound ? Outcome()
+                      : Outcome::run_failed("the emulated network is not what was asked");
 }
 
 void add_lab_run(CLI::App& group, Context& context) {
@@ -241,9 +244,13 @@ void add_lab_run(CLI::App& group, Context& context) {
   CLI::App* verb = add_verb(group, "run", "Runs a model on an emulated cluster and records it.",
                             "weft lab run --model vgg16 --hosts 4 --link 25gbit --flow 5gbit "
                             "--plan ddp -o run1");
-  verb->add_option("--model", options->run.model, "A model of `weft lab models`, or a file")->required();
-  verb->add_option("--hosts", options->run.hosts, "How many hosts, one rank each")->capture_default_str();
-  verb->add_option("--link", options->link, "Rate of each host's link")->type_name("RATE")->capture_default_str();
+  verb->add_option("--model", options->run.model, "A model of `weft lab models`, or a file")
+      ->required();
+  verb->add_option("--hosts", options->run.hosts, "How many hosts, one rank each")
+      ->capture_default_str();
+  verb->add_option("--link", options->link, "Rate of each host's link")
+      ->type_name("RATE")
+      ->capture_default_str();
   verb->add_option("--flow", options->flow, "Most that one TCP flow may carry; none if not given")
       ->type_name("RATE");
   verb->add_option("--iterations", options->run.iterations, "How many; the first two do not count")
@@ -252,17 +259,22 @@ void add_lab_run(CLI::App& group, Context& context) {
   verb->add_option("--engine", options->engine, "Who communicates")
       ->check(CLI::IsMember({"weft", "gloo"}))
       ->capture_default_str();
-  verb->add_option("--slow", options->slow, "Speed of a rank's compute, as in 2:0.5")->type_name("RANK:SPEED");
+  verb->add_option("--slow", options->slow, "Speed of a rank's compute, as in 2:0.5")
+      ->type_name("RANK:SPEED");
   verb->add_option("--clock", options->clock, "Error of a rank's clock, as in 1:+250ms:+50ppm")
       ->type_name("RANK:OFFSET:DRIFT");
   verb->add_option("--seed", options->run.seed, "Of the gradients' values")->capture_default_str();
-  verb->add_option("--dilation", options->dilation, "Slow links and compute by this factor instead of the chosen one")
+  verb->add_option("--dilation", options->dilation,
+                   "Slow links and compute by this factor instead of the chosen one")
       ->check(CLI::Range(1.0, 1e6).description(""));
-  verb->add_option("--shrink", options->shrink, "Divide bytes and compute time by this factor instead of the chosen one")
+  verb->add_option("--shrink", options->shrink,
+                   "Divide bytes and compute time by this factor instead of the chosen one")
       ->check(CLI::Range(1.0, 1e6).description(""));
   verb->add_option("--congestion-control", options->run.congestion_control, "Of TCP, on all hosts")
       ->capture_default_str();
-  verb->add_option("--mtu", options->run.mtu, "Of all interfaces")->check(CLI::Range(576u, 65535u).description(""))->capture_default_str();
+  verb->add_option("--mtu", options->run.mtu, "Of all interfaces")
+      ->check(CLI::Range(576u, 65535u).description(""))
+      ->capture_default_str();
   verb->add_flag("--no-record", options->no_record, "Write no trace");
   verb->add_flag("--no-probe", options->no_probe, "Do not measure the network when joining");
   verb->add_flag("--compute-only", options->run.compute_only, "Leave communication out");
@@ -297,11 +309,15 @@ void add_lab(CLI::App& app, Context& context) {
     bool json = false;
   };
   auto checked = std::make_shared<Checked>();
-  CLI::App* soundness = add_verb(*group, "check", "Compares the emulated network with what was asked, by iperf3.",
-                                 "weft lab check --hosts 4 --link 25gbit --flow 5gbit");
+  CLI::App* soundness =
+      add_verb(*group, "check", "Compares the emulated network with what was asked, by iperf3.",
+               "weft lab check --hosts 4 --link 25gbit --flow 5gbit");
   soundness->add_option("--hosts", checked->options.hosts, "How many hosts")->capture_default_str();
-  soundness->add_option("--link", checked->link, "Rate of each host's link")->type_name("RATE")->capture_default_str();
-  soundness->add_option("--flow", checked->flow, "Most that one TCP flow may carry")->type_name("RATE");
+  soundness->add_option("--link", checked->link, "Rate of each host's link")
+      ->type_name("RATE")
+      ->capture_default_str();
+  soundness->add_option("--flow", checked->flow, "Most that one TCP flow may carry")
+      ->type_name("RATE");
   soundness->add_option("--dilation", checked->dilation, "Slow links by this factor")
       ->check(CLI::Range(1.0, 1e6).description(""));
   soundness->add_flag("--json", checked->json, "Print one JSON object");

@@ -24,38 +24,37 @@ Result<CheckResult> check(const CheckOptions& options,
   int ends[2];
   if (::pipe2(ends, O_CLOEXEC) != 0) return io_error(errno, "cannot make a pipe");
   Fd from_inside(ends[0]), to_outside(ends[1]);
-  WEFT_ASSIGN(
-      int status, run_isolated([&](const Isolation& isolation) {
-        nlohmann::json out;
-        auto measure = [&]() -> Result<std::vector<SoundnessRow>> {
-          ClusterSpec spec;
-          spec.hosts = options.hosts;
-          spec.link_bits_per_s = factors.to_real_rate(options.link_bits_per_s);
-          spec.flow_bits_per_s = factors.to_real_rate(options.flow_bits_per_s);
-          WEFT_ASSIGN(Cluster cluster, Cluster::create(spec, isolation));
-          if (progress) progress("the network is up; iperf3 measures it");
-          SoundnessOptions what;
-          what.flows = {1, 4, 8};
-          return check_soundness(cluster, what);
-        };
-        if (auto rows = measure()) {
-          out["sound"] = is_sound(*rows);
-          for (const SoundnessRow& row : *rows)
-            out["rows"].push_back({row.pattern, row.flows, row.asked_bits_per_s, row.bits_per_s,
-                                   row.cpu.busy_percent});
-        } else {
-          out["error"] = rows.error().message();
-          out["code"] = static_cast<int>(rows.error().code());
-        }
-        std::string words = out.dump();
-        return ::write(to_outside.get(), words.data(), words.size()) ==
-                       static_cast<ssize_t>(words.size())
-                   ? 0
-                   : 1;
-      }));
+  WEFT_ASSIGN(int status, run_isolated([&](const Isolation& isolation) {
+                nlohmann::json out;
+                auto measure = [&]() -> Result<std::vector<SoundnessRow>> {
+                  ClusterSpec spec;
+                  spec.hosts = options.hosts;
+                  spec.link_bits_per_s = factors.to_real_rate(options.link_bits_per_s);
+                  spec.flow_bits_per_s = factors.to_real_rate(options.flow_bits_per_s);
+                  WEFT_ASSIGN(Cluster cluster, Cluster::create(spec, isolation));
+                  if (progress) progress("the network is up; iperf3 measures it");
+                  SoundnessOptions what;
+                  what.flows = {1, 4, 8};
+                  return check_soundness(cluster, what);
+                };
+                if (auto rows = measure()) {
+                  out["sound"] = is_sound(*rows);
+                  for (const SoundnessRow& row : *rows)
+                    out["rows"].push_back({row.pattern, row.flows, row.asked_bits_per_s,
+                                           row.bits_per_s, row.cpu.busy_percent});
+                } else {
+                  out["error"] = rows.error().message();
+                  out["code"] = static_cast<int>(rows.error().code());
+                }
+                std::string words = out.dump();
+                return ::write(to_outside.get(), words.data(), words.size()) ==
+                               static_cast<ssize_t>(words.size())
+                           ? 0
+                           : 1;
+              }));
   to_outside.reset();
   if (status > 128) return error(Code::cancelled, "ended by signal %d", status - 128);
-  std::string words(1 << 16, '\0');   // a pipe's size: what was written fits
+  std::string words(1 << 16, '\0');  // a pipe's size: what was written fits
   ssize_t got = ::read(from_inside.get(), words.data(), words.size());
   words.resize(static_cast<size_t>(std::max<ssize_t>(got, 0)));
   try {
@@ -69,7 +68,8 @@ Result<CheckResult> check(const CheckOptions& options,
       result.rows.push_back({row[0], row[1], row[2], row[3], row[4]});
     return result;
   } catch (const nlohmann::json::exception& failure) {
-    return error(Code::corrupt, "the inner process said nothing that makes sense: %s", failure.what());
+    return error(Code::corrupt, "the inner process said nothing that makes sense: %s",
+                 failure.what());
   }
 }
 

@@ -10,7 +10,7 @@ namespace weft::lab {
 namespace {
 
 constexpr uint64_t kPeriod = 97;
-constexpr uint64_t kInverseOf7 = 14;   // 7 * 14 = 98 = 1 (mod 97)
+constexpr uint64_t kInverseOf7 = 14;  // 7 * 14 = 98 = 1 (mod 97)
 constexpr size_t kBlock = kPeriod * 64;
 
 #if defined(__GNUC__) && !defined(__clang__)
@@ -58,7 +58,8 @@ bool Gradients::verify_and_refill(std::span<float> data, uint32_t tensor, uint64
   bool exact = true;
   for (size_t at = 0; at < data.size(); at += kBlock) {
     size_t count = std::min(kBlock, data.size() - at);
-    exact = check_block(data.data() + at, expected, count, static_cast<float>(ranks_), constant) && exact;
+    exact = check_block(data.data() + at, expected, count, static_cast<float>(ranks_), constant) &&
+            exact;
     fill_block(data.data() + at, next, count, static_cast<float>(rank_));
   }
   return exact;

@@ -54,8 +54,8 @@ class Checker {
   std::vector<std::span<float>> tensors_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::set<std::pair<int64_t, uint64_t>> queue_;   // (-tensor, step): the last tensor first
-  std::vector<uint64_t> filled_;                   // by tensor: the step that it holds
+  std::set<std::pair<int64_t, uint64_t>> queue_;  // (-tensor, step): the last tensor first
+  std::vector<uint64_t> filled_;                  // by tensor: the step that it holds
   bool busy_ = false;
   bool stop_ = false;
   bool exact_ = true;

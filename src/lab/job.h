@@ -27,21 +27,21 @@ struct Job {
   uint32_t rank = 0;
   uint32_t ranks = 1;
   std::string host;
-  std::string address;                 // of rank 0
+  std::string address;  // of rank 0
   uint16_t port = 0;
   std::string secret;
   uint32_t iterations = 0;
   uint64_t seed = 1;
   Factors factors;
   bool record = true, probe = true, compute_only = false;
-  std::string folder;                  // for the trace and the result
+  std::string folder;  // for the trace and the result
   std::string model;
-  std::string plan;                    // canonical text
+  std::string plan;  // canonical text
   std::optional<ClockError> clock;
-  std::map<std::string, std::string> facts;   // for the trace's environment
+  std::map<std::string, std::string> facts;  // for the trace's environment
   std::vector<JobLayer> layers;
   std::vector<JobTensor> tensors;
-  std::vector<std::vector<uint32_t>> buckets;   // in launch order; for engines that only bucket
+  std::vector<std::vector<uint32_t>> buckets;  // in launch order; for engines that only bucket
 };
 
 std::string write_job(const Job& job);
@@ -50,10 +50,10 @@ std::string result_path(const std::string& folder, uint32_t rank);
 
 // What a worker leaves behind.
 struct WorkerResult {
-  std::vector<int64_t> starts_ns;      // start of forward in each iteration, and of the one after
-                                       // the last; on the machine's one true clock
+  std::vector<int64_t> starts_ns;  // start of forward in each iteration, and of the one after
+                                   // the last; on the machine's one true clock
   bool exact = false;
-  double cpu_busy_percent = 0, steal_percent = 0;   // of the whole machine, in what counts
+  double cpu_busy_percent = 0, steal_percent = 0;  // of the whole machine, in what counts
 };
 Result<void> write_result(const std::string& path, const WorkerResult& result);
 Result<WorkerResult> read_result(const std::string& path);

@@ -32,10 +32,10 @@ struct ClockError {
 };
 
 struct RunOptions {
-  std::string model;                     // a name of list_models(), or a file
+  std::string model;  // a name of list_models(), or a file
   uint32_t hosts = 4;
-  double link_bits_per_s = 25e9;         // of the target
-  double flow_bits_per_s = 0;            // of the target; 0: no cap on a flow
+  double link_bits_per_s = 25e9;  // of the target
+  double flow_bits_per_s = 0;     // of the target; 0: no cap on a flow
   uint32_t iterations = 12;
   plan::Plan plan;
   Engine engine = Engine::weft;
@@ -45,15 +45,15 @@ struct RunOptions {
   std::string output;                    // folder to make; must be absent or empty
   bool record = true;                    // write traces
   bool probe = true;
-  bool compute_only = false;             // leave communication out: is the emulated compute right?
+  bool compute_only = false;  // leave communication out: is the emulated compute right?
   std::optional<double> dilation, shrink;
   std::string congestion_control = "reno";
   uint32_t mtu = 9000;
 };
 
 struct Interval {
-  double value = 0;   // median
-  double low = 0;     // quartiles
+  double value = 0;  // median
+  double low = 0;    // quartiles
   double high = 0;
 };
 
@@ -61,19 +61,19 @@ struct RunResult {
   // Milliseconds of the target, between successive starts of forward on the slowest rank, the
   // first two dropped.
   Interval iteration_ms;
-  std::vector<double> iterations_ms;     // of that rank, all that count
+  std::vector<double> iterations_ms;  // of that rank, all that count
   uint32_t slowest_rank = 0;
-  double compute_ms = 0;                 // of the model: forward, backward, update
-  double wire_ms = 0;                    // 2(p-1)/p * bytes / link
-  double floor_ms = 0;                   // max of both: what a perfect plan approaches
+  double compute_ms = 0;  // of the model: forward, backward, update
+  double wire_ms = 0;     // 2(p-1)/p * bytes / link
+  double floor_ms = 0;    // max of both: what a perfect plan approaches
   double gradient_bytes = 0;
-  bool sums_exact = false;               // every element on every rank in every step
+  bool sums_exact = false;  // every element on every rank in every step
   double dilation = 1, shrink = 1;
   double cpu_busy_percent = 0, steal_percent = 0;
-  bool sound = true;                     // not too busy to be believed
+  bool sound = true;  // not too busy to be believed
   std::string confinement;
-  std::vector<std::string> remarks;      // what was lost or unsound, and what is emulated
-  std::vector<std::string> explained;    // what the factors do
+  std::vector<std::string> remarks;    // what was lost or unsound, and what is emulated
+  std::vector<std::string> explained;  // what the factors do
   double wall_seconds = 0;
 };
 
@@ -107,7 +107,7 @@ struct CheckOptions {
 struct CheckRow {
   std::string pattern;
   uint32_t flows = 0;
-  double asked_bits_per_s = 0;      // real, after dilation
+  double asked_bits_per_s = 0;  // real, after dilation
   double measured_bits_per_s = 0;
   double cpu_busy_percent = 0;
 };

@@ -23,7 +23,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr uint16_t kPort = 29500;
-constexpr Nanos kEndTogether = Nanos::from_seconds(5);   // for the others to end after one failed
+constexpr Nanos kEndTogether = Nanos::from_seconds(5);  // for the others to end after one failed
 constexpr const char* kOutcomeFile = "run.json";
 
 using Say = std::function<void(const std::string&)>;
@@ -37,12 +37,15 @@ Result<void> check_options(const RunOptions& options) {
                  options.iterations, kWarmUpIterations + 1, kWarmUpIterations);
   for (const auto& [rank, speed] : options.slow)
     if (rank >= options.hosts || !(speed > 0) || speed > 100)
-      return error(Code::invalid_argument, "slow %u:%g; expected a rank below %u and a speed above 0",
-                   rank, speed, options.hosts);
+      return error(Code::invalid_argument,
+                   "slow %u:%g; expected a rank below %u and a speed above 0", rank, speed,
+                   options.hosts);
   for (const auto& [rank, wrong] : options.clock)
     if (rank >= options.hosts)
-      return error(Code::invalid_argument, "clock of rank %u; there are %u ranks", rank, options.hosts);
-  if (options.output.empty()) return error(Code::invalid_argument, "no folder for the run is named");
+      return error(Code::invalid_argument, "clock of rank %u; there are %u ranks", rank,
+                   options.hosts);
+  if (options.output.empty())
+    return error(Code::invalid_argument, "no folder for the run is named");
   return {};
 }
 
@@ -70,7 +73,8 @@ std::map<std::string, std::string> facts_of(const RunOptions& options, const Clu
   facts["flow_bits_per_s"] = text("%.17g", options.flow_bits_per_s);
   facts["iterations"] = std::to_string(options.iterations);
   facts["seed"] = std::to_string(options.seed);
-  for (const auto& [rank, speed] : options.slow) facts[text("slow_rank_%u", rank)] = text("%g", speed);
+  for (const auto& [rank, speed] : options.slow)
+    facts[text("slow_rank_%u", rank)] = text("%g", speed);
   for (const auto& [rank, wrong] : options.clock)
     facts[text("clock_rank_%u", rank)] =
         text("%lld ns %+g ppm", static_cast<long long>(wrong.offset.count), wrong.drift_ppm);
@@ -98,8 +102,11 @@ Result<Job> common_job(const RunOptions& options, const Model& model, const Fact
   std::vector<schedule::Tensor> described;
   for (uint32_t l = 0; l < model.layers.size(); ++l) {
     const ModelLayer& layer = model.layers[l];
-    JobLayer out{layer.name, factors.to_wall(layer.forward), factors.to_wall(layer.backward),
-                 factors.to_wall(model.update(layer)), {}};
+    JobLayer out{layer.name,
+                 factors.to_wall(layer.forward),
+                 factors.to_wall(layer.backward),
+                 factors.to_wall(model.update(layer)),
+                 {}};
     for (const ModelTensor& tensor : layer.tensors) {
       out.tensors.push_back(static_cast<uint32_t>(job.tensors.size()));
       job.tensors.push_back({tensor.name, factors.to_real_elements(tensor.elements())});
@@ -115,7 +122,8 @@ Result<Job> common_job(const RunOptions& options, const Model& model, const Fact
 }
 
 Result<std::vector<std::string>> worker_command(Engine engine, const std::string& job_file) {
-  if (engine == Engine::weft) return std::vector<std::string>{self_path(), "lab", "worker", job_file};
+  if (engine == Engine::weft)
+    return std::vector<std::string>{self_path(), "lab", "worker", job_file};
   WEFT_ASSIGN(std::string script, data_path("lab/gloo_worker.py"));
   // A Python that has torch: the user's choice, then the usual places.
   std::vector<std::string> candidates;
@@ -149,7 +157,8 @@ std::string last_words(const std::string& folder, uint32_t rank) {
 
 std::string how_it_ended(const Child& child) {
   if (WIFSIGNALED(child.status))
-    return text("was killed by signal %d (%s)", WTERMSIG(child.status), strsignal(WTERMSIG(child.status)));
+    return text("was killed by signal %d (%s)", WTERMSIG(child.status),
+                strsignal(WTERMSIG(child.status)));
   return text("ended with exit code %d", WEXITSTATUS(child.status));
 }
 
@@ -172,9 +181,10 @@ Result<void> mind(std::vector<Child>& children, const std::string& folder) {
           failed_at = now;
         }
       }
-      continue;   // a lab also inherits orphans: reap them all
+      continue;  // a lab also inherits orphans: reap them all
     }
-    bool all = std::all_of(children.begin(), children.end(), [](const Child& c) { return c.ended; });
+    bool all =
+        std::all_of(children.begin(), children.end(), [](const Child& c) { return c.ended; });
     if (all) break;
     if (first && now - failed_at > kEndTogether)
       for (Child& child : children)
@@ -184,7 +194,8 @@ Result<void> mind(std::vector<Child>& children, const std::string& folder) {
   if (!first) return {};
   // A worker that was killed is the cause, whoever was reaped first.
   for (uint32_t rank = 0; rank < children.size(); ++rank)
-    if (WIFSIGNALED(children[rank].status) && children[rank].after <= children[*first].after + Nanos::from_seconds(2) &&
+    if (WIFSIGNALED(children[rank].status) &&
+        children[rank].after <= children[*first].after + Nanos::from_seconds(2) &&
         WTERMSIG(children[rank].status) != SIGPIPE) {
       first = rank;
       break;
@@ -243,8 +254,8 @@ Result<RunResult> summarise(const RunOptions& options, const Model& model, const
   }
   out.gradient_bytes = static_cast<double>(model.gradient_bytes().count);
   out.compute_ms = model.compute().millis();
-  out.wire_ms = 1e3 * cost::ring_wire_seconds(out.gradient_bytes, options.hosts,
-                                              options.link_bits_per_s / 8);
+  out.wire_ms =
+      1e3 * cost::ring_wire_seconds(out.gradient_bytes, options.hosts, options.link_bits_per_s / 8);
   if (options.compute_only) out.wire_ms = 0;
   out.floor_ms = std::max(out.compute_ms, out.wire_ms);
   return out;
@@ -376,7 +387,8 @@ Result<RunResult> run(const RunOptions& options, const Say& progress) {
                 return written ? 0 : 1;
               }));
   if (status > 128)
-    return error(Code::cancelled, "the run was ended by signal %d (%s); its workers and network are gone",
+    return error(Code::cancelled,
+                 "the run was ended by signal %d (%s); its workers and network are gone",
                  status - 128, strsignal(status - 128));
   WEFT_ASSIGN(std::string content, read_file(outcome_file, mib(16)));
   try {
@@ -388,12 +400,14 @@ Result<RunResult> run(const RunOptions& options, const Say& progress) {
     result.wall_seconds = (monotonic_clock().now() - begin).seconds();
     if (result.cpu_busy_percent + result.steal_percent > kUnsoundBusyPercent) {
       result.sound = false;
-      result.remarks.push_back(text(
-          "unsound: the processors were %.0f %% busy and %.0f %% stolen (limit %.0f %%); use a larger "
-          "--dilation",
-          result.cpu_busy_percent, result.steal_percent, kUnsoundBusyPercent));
+      result.remarks.push_back(
+          text("unsound: the processors were %.0f %% busy and %.0f %% stolen (limit %.0f %%); use "
+               "a larger "
+               "--dilation",
+               result.cpu_busy_percent, result.steal_percent, kUnsoundBusyPercent));
     }
-    if (!result.sums_exact) result.remarks.push_back("WRONG SUMS: a gradient differs from its exact sum");
+    if (!result.sums_exact)
+      result.remarks.push_back("WRONG SUMS: a gradient differs from its exact sum");
     result.remarks.push_back("device compute is emulated by timers; everything else is real");
     result.explained.push_back(explain(factors, target));
     WEFT_TRY(write_file(outcome_file, to_json(result).dump(2) + "\n"));
@@ -405,8 +419,15 @@ Result<RunResult> run(const RunOptions& options, const Say& progress) {
 
 Result<ModelSummary> describe_model(const std::string& name_or_path) {
   WEFT_ASSIGN(Model model, load_model(name_or_path));
-  ModelSummary out{model.name, model.source, model.device, model.batch, model.layers.size(), 0,
-                   model.parameters(), model.forward().millis(), model.backward().millis(),
+  ModelSummary out{model.name,
+                   model.source,
+                   model.device,
+                   model.batch,
+                   model.layers.size(),
+                   0,
+                   model.parameters(),
+                   model.forward().millis(),
+                   model.backward().millis(),
                    model.update().millis()};
   for (const ModelLayer& layer : model.layers) out.tensors += layer.tensors.size();
   return out;

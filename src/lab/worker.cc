@@ -86,7 +86,8 @@ class Worker {
         for (uint32_t t : job_.layers[layer].tensors) {
           // The exchange knows tensors by their place: the job lists them in that order.
           if (t != tensors.size())
-            return error(Code::invalid_argument, "the job's tensors are not in the order of layers");
+            return error(Code::invalid_argument,
+                         "the job's tensors are not in the order of layers");
           tensors.push_back({job_.tensors[t].name, spans[t], layer});
         }
       WEFT_ASSIGN(exchange, group->exchange(std::move(tensors)));
@@ -132,7 +133,8 @@ class Worker {
     for (uint32_t layer = 0; layer < job_.layers.size(); ++layer) {
       model.layers.push_back({job_.layers[layer].name});
       for (uint32_t t : job_.layers[layer].tensors)
-        model.tensors[t] = {job_.tensors[t].name, job_.tensors[t].elements * 4, layer, layer, layer};
+        model.tensors[t] = {job_.tensors[t].name, job_.tensors[t].elements * 4, layer, layer,
+                            layer};
     }
     recorder_->model(model);
     return {};
@@ -152,8 +154,8 @@ class Worker {
   }
 
   Result<void> train(runtime::Exchange* exchange, Checker& checker, WorkerResult& result) {
-    trace::TrackId track =
-        recorder_->track({trace::TrackType::stream, "device (emulated)", trace::kNone16, trace::kNone16});
+    trace::TrackId track = recorder_->track(
+        {trace::TrackType::stream, "device (emulated)", trace::kNone16, trace::kNone16});
     wait_track_ = recorder_->track(
         {trace::TrackType::thread, "training thread", trace::kNone16, trace::kNone16});
     Device device(*recorder_, track);
@@ -192,7 +194,7 @@ class Worker {
   }
 
   // Waits for one tensor; the time that the framework's thread waits is a span of its own.
-  Result<void> wait(runtime::Exchange& exchange, uint32_t tensor, uint64_t step) {
+  Result<void> wait(runtime::Exchange& exchange, uint32_t tensor, uint32_t layer, uint64_t step) {
     Nanos begin = recorder_->now();
     WEFT_TRY(exchange.wait(tensor, step));
     Nanos end = recorder_->now();
@@ -202,6 +204,7 @@ class Worker {
     event.kind = trace::Kind::wait;
     event.track = wait_track_;
     event.tensor = tensor;
+    event.layer = static_cast<uint16_t>(layer);
     event.iteration = static_cast<uint32_t>(step);
     recorder_->record(event);
     return {};
@@ -211,19 +214,19 @@ class Worker {
                            uint32_t layer, uint64_t step) {
     const JobLayer& job_layer = job_.layers[layer];
     for (uint32_t t : job_layer.tensors) {
-      WEFT_TRY(wait(exchange, t, step));
+      WEFT_TRY(wait(exchange, t, layer, step));
       checker.done(t, step);
     }
     if (!job_layer.tensors.empty()) device.depends_on_now();
-    if (job_layer.update.count > 0)
-      device.run(trace::Kind::update, job_layer.update, layer, step);
+    if (job_layer.update.count > 0) device.run(trace::Kind::update, job_layer.update, layer, step);
     return {};
   }
 
   Result<void> synchronise_all(runtime::Exchange* exchange, Checker& checker, Device& device,
                                uint64_t step) {
     if (exchange != nullptr) {
-      for (uint32_t t = 0; t < job_.tensors.size(); ++t) WEFT_TRY(wait(*exchange, t, step));
+      for (uint32_t layer = 0; layer < job_.layers.size(); ++layer)
+        for (uint32_t t : job_.layers[layer].tensors) WEFT_TRY(wait(*exchange, t, layer, step));
       for (uint32_t t = 0; t < job_.tensors.size(); ++t) checker.done(t, step);
       device.depends_on_now();
     }
@@ -263,7 +266,7 @@ int worker(const std::string& job_file) {
     return 1;
   }
   log_set_prefix(text("rank %u", job->rank));
-  prctl(PR_SET_TIMERSLACK, 1UL);   // timers stand for a device: they fire when they are due
+  prctl(PR_SET_TIMERSLACK, 1UL);  // timers stand for a device: they fire when they are due
   std::string path = result_path(job->folder, job->rank);
   auto result = Worker(std::move(*job)).run();
   if (!result) {
