@@ -326,7 +326,7 @@ class ChromeWriter {
     number("lane", event.lane, kNone16);
     number("peer", event.peer, kNone16);
     number("bytes", bytes(index, event.bytes), uint64_t{0});
-    if (event.message != 0) key("message"), out += text("\"%#llx\"", wide(event.message));
+    if (event.message != 0) key("message"), append_hex_string(out, event.message);
     if (*before == ',' && before[1] == '\0') out += '}';
   }
 
@@ -350,14 +350,12 @@ class ChromeWriter {
 
   // ---- arrows ----------------------------------------------------------------------------
 
-  static unsigned long long wide(uint64_t value) { return value; }
-
   void put_arrow_end(char phase, const Half& half, uint64_t at) {
     std::string& out = begin(phase, half.pid);
     put_tid(half.tid);
     put_time(",\"ts\":", at);
-    // As text: a number beyond 2^53 would lose its last digits in a browser.
-    out += text(",\"cat\":\"message\",\"name\":\"message\",\"id\":\"%#llx\"", wide(half.message));
+    out += ",\"cat\":\"message\",\"name\":\"message\",\"id\":";
+    append_hex_string(out, half.message);
     if (phase == 'f') out += ",\"bp\":\"e\"";
     end();
   }

@@ -37,6 +37,13 @@ size_t utf8_length(std::string_view raw) {
 void append_json_string(std::string& out, std::string_view raw) {
   out += '"';
   while (!raw.empty()) {
+    size_t plain = 0;
+    while (plain < raw.size() && raw[plain] >= ' ' && raw[plain] < 0x7f && raw[plain] != '"' &&
+           raw[plain] != '\\')
+      ++plain;
+    out += raw.substr(0, plain);
+    raw.remove_prefix(plain);
+    if (raw.empty()) break;
     const char c = raw.front();
     const size_t length = utf8_length(raw);
     if (length != 1) {
@@ -47,13 +54,19 @@ void append_json_string(std::string& out, std::string_view raw) {
     if (c == '"' || c == '\\') {
       out += '\\';
       out += c;
-    } else if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) {
-      out += text("\\u%04x", static_cast<unsigned>(c));
     } else {
-      out += c;
+      out += text("\\u%04x", static_cast<unsigned>(c));
     }
     raw.remove_prefix(1);
   }
+  out += '"';
+}
+
+void append_hex_string(std::string& out, uint64_t value) {
+  char digits[16];
+  const auto end = std::to_chars(digits, digits + sizeof digits, value, 16).ptr;
+  out += "\"0x";
+  out.append(digits, end);
   out += '"';
 }
 

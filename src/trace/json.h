@@ -20,6 +20,9 @@ void append_number(std::string& out, T value) {
   out.append(digits, end);
 }
 
+// As a JSON string in hexadecimal, "0x1f": a number beyond 2^53 loses digits in a browser.
+void append_hex_string(std::string& out, uint64_t value);
+
 // Nanoseconds as microseconds with three decimals, "12.345", without a double on the way.
 void append_micros(std::string& out, uint64_t ns);
 

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cinttypes>
 #include <cstring>
 
 #include "weft/base.h"
@@ -69,7 +70,7 @@ class FileSource final : public Source {
       if (n <= 0) {
         if (trouble_.empty())
           trouble_ =
-              text("byte %llu: %s", static_cast<unsigned long long>(offset + filled_),
+              text("byte %" PRIu64 ": %s", offset + filled_,
                    n < 0 ? std::strerror(errno) : "the file became shorter while it was read");
         return;
       }

@@ -6,9 +6,8 @@
 #include "format.h"
 #include "weft/trace.h"
 
+namespace weft::trace {
 namespace {
-
-using namespace weft::trace;
 
 void check(const ReadFile& file) {
   const Process& process = file.process;
@@ -44,14 +43,17 @@ void reseal(std::string& bytes) {
 }
 
 }  // namespace
+}  // namespace weft::trace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  using weft::trace::read_process;
   const auto bytes = std::as_bytes(std::span(data, size));
-  if (auto file = read_process(bytes, "fuzz")) check(*file);
+  if (auto file = read_process(bytes, "fuzz")) weft::trace::check(*file);
   std::string sealed(reinterpret_cast<const char*>(data), size);
-  reseal(sealed);
-  if (auto file = read_process(std::as_bytes(std::span(sealed)), "sealed")) check(*file);
+  weft::trace::reseal(sealed);
+  if (auto file = read_process(std::as_bytes(std::span(sealed)), "sealed"))
+    weft::trace::check(*file);
   if (auto file = read_process(std::as_bytes(std::span(sealed)), "sealed", {.events = false}))
-    check(*file);
+    weft::trace::check(*file);
   return 0;
 }

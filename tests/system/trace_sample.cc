@@ -11,10 +11,8 @@
 
 #include "weft/trace.h"
 
+namespace weft::trace {
 namespace {
-
-using namespace weft;
-using namespace weft::trace;
 
 constexpr uint32_t kRanks = 3;
 constexpr int64_t kMs = 1'000'000;
@@ -205,14 +203,16 @@ class Sample {
 };
 
 }  // namespace
+}  // namespace weft::trace
 
 int main(int argc, char** argv) {
   if (argc < 2) return 2;
   const auto iterations = static_cast<uint32_t>(argc > 2 ? std::atoi(argv[2]) : 4);
   std::filesystem::create_directories(argv[1]);
-  for (uint32_t rank = 0; rank < kRanks; ++rank) {
-    const std::string path = std::string(argv[1]) + "/" + file_name(rank);
-    if (auto written = write(path, Sample(rank, iterations).take()); !written) {
+  for (uint32_t rank = 0; rank < weft::trace::kRanks; ++rank) {
+    const std::string path = std::string(argv[1]) + "/" + weft::trace::file_name(rank);
+    if (auto written = weft::trace::write(path, weft::trace::Sample(rank, iterations).take());
+        !written) {
       std::fprintf(stderr, "trace_sample: %s\n", written.error().message().c_str());
       return 1;
     }
