@@ -22,6 +22,7 @@ constexpr void (*kVerbs[])(CLI::App&, Context&) = {
     add_show,
     add_export,
     add_plan,
+    add_lab,
     add_run,
 };
 

@@ -91,6 +91,7 @@ void complain(const Context& context, std::string_view message);
 // The verbs, each in its own file.
 void add_export(CLI::App& app, Context& context);
 void add_info(CLI::App& app, Context& context);
+void add_lab(CLI::App& app, Context& context);
 void add_plan(CLI::App& app, Context& context);
 void add_run(CLI::App& app, Context& context);
 void add_show(CLI::App& app, Context& context);
