@@ -53,7 +53,10 @@ Result<Host> make_host(const ClusterSpec& spec, const Shape& shape, uint32_t ind
       // A kernel without IPv6 has nothing to switch off.
       if (!fd && errno == ENOENT && key.find("ipv6") != std::string::npos) continue;
       if (!fd || write(fd.get(), value.data(), value.size()) < 0) {
-        result = io_error(errno, "setting %s to %s", key.c_str(), value.c_str());
+        // A user namespace may only use what the machine allows everyone.
+        const bool choice = key.ends_with("congestion_control");
+        result = io_error(errno, "setting %s to %s%s", key.c_str(), value.c_str(),
+                          choice ? " (see net.ipv4.tcp_allowed_congestion_control)" : "");
         return;
       }
     }
