@@ -109,9 +109,16 @@ Json as_json(const Options& options, const trace::Trace& trace) {
           {"damage", std::move(damage)}};
 }
 
-std::string joined(const std::map<std::string, std::string>& pairs) {
+// What was asked for. Keys with a dot are what the lab made of it, and stand in --json only.
+std::string asked_of_lab(const std::map<std::string, std::string>& lab) {
   std::string out;
-  for (const auto& [key, value] : pairs) out += (out.empty() ? "" : ", ") + key + " " + value;
+  for (const auto& [key, value] : lab) {
+    if (key.find('.') != std::string::npos) continue;
+    if (!out.empty()) out += ", ";
+    out += key;
+    out += ' ';
+    out += value;
+  }
   return out;
 }
 
@@ -140,7 +147,7 @@ void print_run(const Options& options, const trace::Trace& trace) {
   if (first.dilation != 1 || first.shrink != 1)
     facts.add({"scale", text("time dilated by %g, sizes shrunk by %g%s", first.dilation,
                              first.shrink, first.emulated_compute ? ", compute emulated" : "")});
-  if (!first.lab.empty()) facts.add({"lab", joined(first.lab)});
+  if (!first.lab.empty()) facts.add({"lab", asked_of_lab(first.lab)});
   if (!first.kernel.empty())
     facts.add(
         {"kernel",
@@ -176,9 +183,11 @@ void print_parts(const trace::Trace& trace) {
                  {"fastest", Align::right},
                  {"median, target", Align::right}});
     for (const trace::ProbeSummary& row : probe)
-      table.add({describe(row), std::to_string(row.count), format_rate(row.slowest_bps),
-                 format_rate(row.median_bps), format_rate(row.fastest_bps),
-                 format_rate(row.median_bps * dilation)});
+      table.add(
+          {describe(row), std::to_string(row.count), format_rate(row.slowest_bps),
+           format_rate(row.median_bps), format_rate(row.fastest_bps),
+           // The lab slows the network, not the processor.
+           row.scope == trace::ProbeScope::local ? "-" : format_rate(row.median_bps * dilation)});
     print("\n" + table.text());
   }
   for (const trace::Damage& damage : trace.damage) {

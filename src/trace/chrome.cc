@@ -3,7 +3,8 @@
 // Viewers keep one stack of slices a thread. A slice that overlaps another without lying inside
 // it is moved or dropped, and an arrow ends at whatever slice is on top of the stack. So a track
 // becomes as many threads as its overlaps need, and while a message is on a thread, nothing else
-// starts there: the arrows can only meet their own slices.
+// starts there: the arrows can only meet their own slices. An operation that lies inside another by
+// chance is beside it all the same, not called by it.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -20,20 +21,24 @@ bool is_message(const Event& event) {
   return (event.shape == Shape::send || event.shape == Shape::receive) && event.message != 0;
 }
 
+bool is_operation(const Event& event) {
+  return event.kind == Kind::operation && event.shape == Shape::span;
+}
+
 // Spreads slices, given in order of (start, longer first), over rows on which they nest.
 class Rows {
  public:
-  size_t place(uint64_t start, uint64_t end, bool message) {
+  size_t place(uint64_t start, uint64_t end, bool message, bool operation) {
     // A message needs its moment for itself even when it took no time.
     const uint64_t until = message ? std::max(end, start + 1) : end;
     for (size_t i = 0; i < rows_.size(); ++i) {
-      if (fits(rows_[i], start, until)) {
-        rows_[i].push_back({until, message});
+      if (fits(rows_[i], start, until, operation)) {
+        rows_[i].push_back({until, message, operation});
         return i;
       }
     }
     if (rows_.size() < kNesting) {
-      rows_.push_back({{until, message}});
+      rows_.push_back({{until, message, operation}});
       return rows_.size() - 1;
     }
     // So many at once: further rows are flat, the first to become free is taken, and the work
@@ -54,13 +59,16 @@ class Rows {
   struct Open {
     uint64_t until;
     bool message;
+    bool operation;
   };
   using Row = std::vector<Open>;
   using Free = std::pair<uint64_t, size_t>;
 
-  static bool fits(Row& row, uint64_t start, uint64_t until) {
+  static bool fits(Row& row, uint64_t start, uint64_t until, bool operation) {
     while (!row.empty() && row.back().until <= start) row.pop_back();
-    return row.empty() || (!row.back().message && until <= row.back().until);
+    if (row.empty()) return true;
+    const Open& around = row.back();
+    return until <= around.until && !around.message && !(around.operation && operation);
   }
 
   std::vector<Row> rows_;
@@ -257,7 +265,7 @@ class ChromeWriter {
         const Event& event = process.events[order[from]];
         const uint64_t start = starts[order[from]];
         const uint64_t stop = ends[order[from]];
-        const size_t row = rows.place(start, stop, is_message(event));
+        const size_t row = rows.place(start, stop, is_message(event), is_operation(event));
         if (row == tids.size()) tids.push_back(put_row(index, track, row));
         put_slice(index, event, start, stop - start, tids[row]);
         if (is_message(event))

@@ -106,6 +106,13 @@ TEST_F(ChromeTest, what_overlaps_goes_to_rows_of_its_own) {
   EXPECT_EQ((write(one_process({span(0, 10), span(5, 10)})), summary_.rows), 2u);
   EXPECT_EQ((write(one_process({span(0, 10), span(10, 10), span(2, 8)})), summary_.rows), 1u);
   EXPECT_EQ((write(one_process({span(0, 10), span(0, 10), span(0, 0)})), summary_.rows), 1u);
+  Event outer = span(0, 10);
+  outer.kind = Kind::operation;
+  Event inner = span(2, 5);
+  inner.kind = Kind::operation;
+  EXPECT_EQ((write(one_process({outer, inner})), summary_.rows), 2u) << "neither called the other";
+  inner.kind = Kind::wait;
+  EXPECT_EQ((write(one_process({outer, inner})), summary_.rows), 1u);
   Event a = span(0, 10);
   a.shape = Shape::send;
   a.message = 1;
