@@ -95,8 +95,8 @@ Result<void> write_maps(pid_t pid) {
   // A group map without privilege needs setgroups to be given up first. Refused when the map
   // above was half written; what counts is the maps themselves.
   (void)write_text(process + "/setgroups", "deny");
-  const Result<void> users = write_text(process + "/uid_map", text("0 %u 1\n", geteuid()));
-  const Result<void> groups = write_text(process + "/gid_map", text("0 %u 1\n", getegid()));
+  Result<void> users = write_text(process + "/uid_map", text("0 %u 1\n", geteuid()));
+  Result<void> groups = write_text(process + "/gid_map", text("0 %u 1\n", getegid()));
   if (!users) return users;
   return groups;
 }

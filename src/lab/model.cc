@@ -76,8 +76,10 @@ Result<ModelTensor> read_tensor(const Json& json, const std::string& path) {
     return wrong(path + ".shape", shape, kExpected);
   uint64_t elements = 1;
   for (const Json& extent : shape) {
-    if (!extent.is_number_integer() || extent.get<double>() < 1 ||
-        extent.get<double>() > static_cast<double>(kElementsMax / elements))
+    // A negative number fails as a double before it could become a large unsigned one.
+    const bool whole = extent.is_number_integer() && extent.get<double>() >= 1 &&
+                       extent.get<double>() <= static_cast<double>(kElementsMax);
+    if (!whole || extent.get<uint64_t>() > kElementsMax / elements)
       return wrong(path + ".shape", shape, kExpected);
     tensor.shape.push_back(extent.get<uint64_t>());
     elements *= tensor.shape.back();

@@ -193,7 +193,7 @@ std::string soundness_table(const std::vector<SoundnessRow>& rows) {
       "|\n|---|---|---|---|---|---|---|---|---|\n";
   for (const SoundnessRow& row : rows)
     table +=
-        text("| %s | %u | %.0f | %.0f | %+.1f | %.1f | %llu | %.0f | %.1f |\n", row.pattern.c_str(),
+        text("| %s | %u | %.0f | %.0f | %+.1f | %s | %llu | %.0f | %.1f |\n", row.pattern.c_str(),
              row.flows, row.asked_bits_per_s * 1e-6, row.bits_per_s * 1e-6, row.error_percent(),
              // iperf3 tells the round trip of senders on its own side only.
              row.round_trip_us > 0 ? text("%.1f", row.round_trip_us * 1e-3).c_str() : "–",
