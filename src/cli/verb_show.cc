@@ -38,6 +38,12 @@ Json as_json(const Options& options, const trace::Summary& summary) {
       out["busy_ns"] = row.busy_ns;
       out["rate_bps"] = row.rate_bps > 0 ? Json(row.rate_bps) : Json(nullptr);
     }
+    if (summary.by == By::layer) {
+      out["forward_ns"] = row.forward_ns;
+      out["backward_ns"] = row.backward_ns;
+      out["update_ns"] = row.update_ns;
+      out["wait_ns"] = row.wait_ns;
+    }
     if (summary.by == By::iteration) {
       out["compute_ns"] = row.compute_ns;
       out["wait_ns"] = row.wait_ns;
@@ -49,8 +55,29 @@ Json as_json(const Options& options, const trace::Summary& summary) {
           {"dilation", summary.dilation}, {"shrink", summary.shrink},  {"rows", std::move(rows)}};
 }
 
+std::string layers_as_text(const trace::Summary& summary) {
+  const auto duration = [](double ns) {
+    return ns > 0 ? format_duration(Nanos{static_cast<int64_t>(ns)}) : "-";
+  };
+  Table table({{"layer"},
+               {"forward", Align::right},
+               {"backward", Align::right},
+               {"update", Align::right},
+               {"gradients", Align::right},
+               {"travel p50", Align::right},
+               {"travel p95", Align::right},
+               {"exposed wait", Align::right}});
+  for (const trace::SummaryRow& row : summary.rows)
+    table.add({row.what, duration(row.forward_ns), duration(row.backward_ns),
+               duration(row.update_ns), row.bytes > 0 ? format_size(row.bytes) : "-",
+               duration(row.p50_ns), duration(row.p95_ns), duration(row.wait_ns)});
+  return table.text() +
+         "\nMeans of one iteration of one rank; travel is from gradient ready to sum done.\n";
+}
+
 // The columns that each kind of row has something to say in.
 std::string as_text(const trace::Summary& summary) {
+  if (summary.by == By::layer) return layers_as_text(summary);
   const bool link = summary.by == By::lane || summary.by == By::peer;
   const bool iteration = summary.by == By::iteration;
   const auto duration = [](double ns) { return format_duration(Nanos{static_cast<int64_t>(ns)}); };
@@ -59,7 +86,7 @@ std::string as_text(const trace::Summary& summary) {
   const char* count = iteration ? "ranks" : summary.by == By::tensor ? "reductions" : "count";
   for (const char* name : {count, "total", "mean", "p50", "p95", "bytes"})
     columns.push_back({name, Align::right});
-  if (link) columns.insert(columns.end(), {{"busy", Align::right}, {"rate", Align::right}});
+  if (link) columns.insert(columns.end(), {{"busy", Align::right}, {"mean rate", Align::right}});
   if (iteration)
     columns.insert(columns.end(), {{"compute", Align::right},
                                    {"exposed wait", Align::right},

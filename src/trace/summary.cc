@@ -1,6 +1,8 @@
 #include <algorithm>
+#include <limits>
 #include <map>
 #include <numeric>
+#include <set>
 #include <tuple>
 
 #include "weft/trace.h"
@@ -97,20 +99,62 @@ void by_iteration(const Processes& processes, std::vector<SummaryRow>& rows) {
   }
 }
 
+// A row a layer: what its compute takes in an iteration of a rank, how long its gradients travel
+// (from the first that is ready to the last that is done), and how long training waits for them.
 void by_layer(const Processes& processes, std::vector<SummaryRow>& rows) {
-  std::map<std::tuple<uint16_t, Kind, std::string>, Cell> cells;
+  struct Layer {
+    double forward_ns = 0, backward_ns = 0, update_ns = 0, wait_ns = 0, bytes = 0;
+    std::set<std::pair<uint32_t, uint32_t>> visits;  // (rank, iteration)
+    std::vector<double> travel;
+  };
+  std::map<std::pair<uint16_t, std::string>, Layer> layers;
   for (const Process* process : processes) {
+    const Environment& environment = process->environment;
+    const Model& model = process->model;
+    struct Travel {
+      int64_t first = std::numeric_limits<int64_t>::max();
+      int64_t last = std::numeric_limits<int64_t>::min();
+    };
+    std::map<std::pair<uint16_t, uint32_t>, Travel> travels;  // by layer and iteration
+    std::map<uint16_t, double> bytes;
+    for (const Tensor& tensor : model.tensors)
+      if (tensor.produced_by < model.layers.size())
+        bytes[static_cast<uint16_t>(tensor.produced_by)] +=
+            environment.to_target_bytes(static_cast<double>(tensor.bytes));
     for (const Event& event : process->events) {
-      if (event.layer >= process->model.layers.size() || !has_duration(event)) continue;
-      Cell& cell = cells[{event.layer, event.kind, process->model.layers[event.layer].name}];
-      cell.durations.push_back(
-          process->environment.to_target_ns(static_cast<double>(event.duration_ns)));
+      if (event.layer >= model.layers.size()) continue;
+      Layer& layer = layers[{event.layer, model.layers[event.layer].name}];
+      layer.bytes = bytes[event.layer];
+      Travel& travel = travels[{event.layer, event.iteration}];
+      const double ns = environment.to_target_ns(static_cast<double>(event.duration_ns));
+      switch (event.kind) {
+        case Kind::forward:
+          layer.forward_ns += ns;
+          layer.visits.emplace(environment.rank, event.iteration);
+          break;
+        case Kind::backward: layer.backward_ns += ns; break;
+        case Kind::update: layer.update_ns += ns; break;
+        case Kind::wait: layer.wait_ns += ns; break;
+        case Kind::gradient_ready: travel.first = std::min(travel.first, event.start_ns); break;
+        case Kind::tensor_done: travel.last = std::max(travel.last, event.start_ns); break;
+        default: break;
+      }
     }
+    for (const auto& [key, travel] : travels)
+      if (travel.first <= travel.last)
+        layers[{key.first, model.layers[key.first].name}].travel.push_back(
+            environment.to_target_ns(static_cast<double>(travel.last - travel.first)));
   }
-  for (auto& [key, cell] : cells) {
+  for (auto& [key, layer] : layers) {
     SummaryRow& row = rows.emplace_back();
-    row.what = std::string(name_of(std::get<1>(key))) + ' ' + std::get<2>(key);
-    fill(row, std::move(cell.durations));
+    const double visits = std::max<double>(1, static_cast<double>(layer.visits.size()));
+    row.what = key.second;
+    row.forward_ns = layer.forward_ns / visits;
+    row.backward_ns = layer.backward_ns / visits;
+    row.update_ns = layer.update_ns / visits;
+    row.wait_ns = layer.wait_ns / visits;
+    row.bytes = layer.bytes;
+    fill(row, std::move(layer.travel));
   }
 }
 
@@ -162,8 +206,16 @@ void by_link(const Processes& processes, bool lanes, std::vector<SummaryRow>& ro
       row.what += text("%s rank %u", direction == Shape::send ? "to" : "from", peer);
       row.rank = environment.rank;
       row.bytes = cell.bytes;
+      // Over all the time from the first message to the last: handing data to the kernel, or taking
+      // it, is quicker than the wire.
+      int64_t first = std::numeric_limits<int64_t>::max(), last = 0;
+      for (const auto& [start, end] : cell.spans) {
+        first = std::min(first, start);
+        last = std::max(last, end);
+      }
+      const double elapsed = environment.to_target_ns(static_cast<double>(last - first));
+      if (elapsed > 0) row.rate_bps = row.bytes * 8e9 / elapsed;
       row.busy_ns = environment.to_target_ns(covered(std::move(cell.spans)));
-      if (row.busy_ns > 0) row.rate_bps = row.bytes * 8e9 / row.busy_ns;
       fill(row, std::move(cell.durations));
     }
   }

@@ -63,7 +63,7 @@ TEST(Summary, tensors_say_how_long_a_reduction_took) {
   EXPECT_DOUBLE_EQ(summary.rows[1].bytes, 4 << 20);
 }
 
-TEST(Summary, lanes_say_what_they_carried_while_busy) {
+TEST(Summary, lanes_say_what_they_carried_and_how_fast) {
   const Summary summary = summarize(sample(), By::lane);
   EXPECT_EQ(summary.rows.size(), 4u);
   const SummaryRow* row = find(summary, "lane 0 to rank 1", 0);
@@ -71,7 +71,7 @@ TEST(Summary, lanes_say_what_they_carried_while_busy) {
   EXPECT_EQ(row->count, 6u);
   EXPECT_DOUBLE_EQ(row->bytes, 6.0 * 65536 * 4);
   EXPECT_DOUBLE_EQ(row->busy_ns, 6 * 30'000);
-  EXPECT_DOUBLE_EQ(row->rate_bps, 65536 * 4 * 8 / 30e-6);
+  EXPECT_DOUBLE_EQ(row->rate_bps, 6.0 * 65536 * 4 * 8 / 1080e-6);  // from first to last message
   EXPECT_NE(find(summarize(sample(), By::peer), "from rank 0", 1), nullptr);
 }
 
@@ -82,8 +82,41 @@ TEST(Summary, kinds_and_layers_are_counted) {
   EXPECT_EQ(find(kinds, "counter tcp_info")->total_ns, 0);
   const Summary layers = summarize(sample(), By::layer);
   ASSERT_EQ(layers.rows.size(), 1u);
-  EXPECT_EQ(layers.rows[0].what, "forward conv1");
-  EXPECT_DOUBLE_EQ(layers.rows[0].p95_ns, 50'000);
+  EXPECT_EQ(layers.rows[0].what, "conv1");
+  EXPECT_DOUBLE_EQ(layers.rows[0].forward_ns, 50'000);
+  EXPECT_EQ(layers.rows[0].count, 0u);  // no gradient of it travels in the sample
+}
+
+TEST(Summary, layers_say_how_long_their_gradients_travel_and_what_waits_for_them) {
+  Trace trace;
+  Process& process = trace.processes.emplace_back();
+  process.model.layers = {{"conv1"}, {"fc"}};
+  process.model.tensors = {{"fc.w", 4000, 1, 1, 1}, {"fc.b", 40, 1, 1, 1}};
+  auto add = [&](Kind kind, Shape shape, uint32_t tensor, int64_t start, int64_t duration) {
+    Event event;
+    event.kind = kind;
+    event.shape = shape;
+    event.layer = 1;
+    event.tensor = tensor;
+    event.iteration = 0;
+    event.start_ns = start;
+    event.duration_ns = duration;
+    process.events.push_back(event);
+  };
+  add(Kind::forward, Shape::span, kNone, 0, 10);
+  add(Kind::backward, Shape::span, kNone, 10, 20);
+  add(Kind::gradient_ready, Shape::instant, 0, 30, 0);
+  add(Kind::gradient_ready, Shape::instant, 1, 35, 0);
+  add(Kind::wait, Shape::span, 0, 40, 50);
+  add(Kind::tensor_done, Shape::instant, 1, 80, 0);
+  add(Kind::tensor_done, Shape::instant, 0, 90, 0);
+  const Summary layers = summarize(trace, By::layer);
+  ASSERT_EQ(layers.rows.size(), 1u);
+  EXPECT_EQ(layers.rows[0].what, "fc");
+  EXPECT_DOUBLE_EQ(layers.rows[0].backward_ns, 20);
+  EXPECT_DOUBLE_EQ(layers.rows[0].wait_ns, 50);
+  EXPECT_DOUBLE_EQ(layers.rows[0].p50_ns, 60);
+  EXPECT_DOUBLE_EQ(layers.rows[0].bytes, 4040);
 }
 
 TEST(Summary, of_nothing_is_nothing) {

@@ -360,18 +360,21 @@ Result<By> parse_by(std::string_view word);
 
 // Times and bytes are the target's (Environment::to_target_ns).
 struct SummaryRow {
-  std::string what;       // "3", "forward conv1", "lane 0 to rank 1", "send chunk"
+  std::string what;       // "3", "conv1", "lane 0 to rank 1", "send chunk"
   uint32_t rank = kNone;  // lane and peer: whose; kNone: all ranks together
   uint64_t count = 0;     // durations below; iteration: ranks; tensor: reductions
   double total_ns = 0;
   double mean_ns = 0;
   double p50_ns = 0;
   double p95_ns = 0;
-  double bytes = 0;          // moved; tensor: of the gradient, once
-  double busy_ns = 0;        // lane and peer: when at least one message was under way
-  double rate_bps = 0;       // lane and peer: bits over busy time; 0: unknown
-  double compute_ns = 0;     // iteration: forward, backward or update under way; mean over ranks
-  double wait_ns = 0;        // iteration: the framework waits for communication; mean over ranks
+  double bytes = 0;       // moved; tensor: of the gradient, once
+  double busy_ns = 0;     // lane and peer: when at least one message was under way
+  double rate_bps = 0;    // lane and peer: bits from first message to last; 0: unknown
+  double compute_ns = 0;  // iteration: forward, backward or update under way; mean over ranks
+  double wait_ns = 0;     // iteration, layer: training waits for communication; mean over ranks
+  double forward_ns = 0;  // layer: in one iteration of one rank, mean
+  double backward_ns = 0;
+  double update_ns = 0;
   uint32_t slowest = kNone;  // iteration: the rank that took longest
 };
 
@@ -382,8 +385,8 @@ struct Summary {
   std::vector<SummaryRow> rows;
 };
 
-// Durations by kind, layer or iteration; by tensor from gradient_ready to tensor_done; by lane or
-// peer from sends and receives. `rank`: of that one only.
+// Durations by kind or iteration; by layer and by tensor from gradient_ready to tensor_done; by
+// lane or peer from sends and receives. `rank`: of that one only.
 Summary summarize(const Trace& trace, By by, std::optional<uint32_t> rank = {});
 
 // All probe results of one sort together, in bits a second of wall time.
