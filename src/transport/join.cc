@@ -49,9 +49,8 @@ class Joiner {
       if (is_root()) tell_all(met.error());
       return std::move(met).error();
     }
-    mesh_.acceptor->set_on_connection([](Fd socket, const Hello& hello) {
-      WEFT_LOG(transport, warn, "refused a connection from %s (rank %u): the group is complete",
-               tcp::peer_text(socket.get()).c_str(), hello.rank);
+    mesh_.acceptor->set_on_connection([](Fd&, const Hello&) -> Result<void> {
+      return error(Code::invalid_argument, "the group is complete");
     });
     return std::move(mesh_);
   }
@@ -85,11 +84,8 @@ class Joiner {
                  format_duration(options_.deadline).c_str(), what.c_str());
   }
 
-  void accept(Fd socket, const Hello& peer) {
-    auto refuse = [&](const char* why) {
-      WEFT_LOG(transport, warn, "refused a connection from %s (rank %u): %s",
-               tcp::peer_text(socket.get()).c_str(), peer.rank, why);
-    };
+  Result<void> accept(Fd& socket, const Hello& peer) {
+    auto refuse = [](const char* why) { return error(Code::invalid_argument, "%s", why); };
     if (peer.rank >= options_.ranks || peer.rank == options_.rank.index)
       return refuse("it is not one of the other ranks");
     if (peer.purpose == Purpose::control) {
@@ -98,19 +94,20 @@ class Joiner {
       hellos_[peer.rank] = peer;
       mesh_.control[peer.rank] =
           std::make_unique<ControlChannel>(*mesh_.reactor, std::move(socket), Rank{peer.rank});
-      return;
+      return {};
     }
     if (peer.rank != mesh_.previous()) return refuse("it is not the previous rank of the ring");
     auto& places = peer.purpose == Purpose::lane ? mesh_.lanes_in : mesh_.probe_in;
     if (peer.lane >= places.size() || places[peer.lane]) return refuse("no such lane is missing");
     places[peer.lane] = std::move(socket);
+    return {};
   }
 
   Result<void> listen(const sockaddr_in& address) {
     WEFT_ASSIGN(Fd listener, tcp::listen_on(address));
     mesh_.acceptor = std::make_unique<Acceptor>(
         *mesh_.reactor, std::move(listener), options_.secret,
-        [this](Fd socket, const Hello& peer) { accept(std::move(socket), peer); });
+        [this](Fd& socket, const Hello& peer) { return accept(socket, peer); });
     return {};
   }
 
@@ -341,6 +338,10 @@ Result<Mesh> join(const JoinOptions& options) {
                  options.ranks);
   if (options.secret.empty())
     return error(Code::invalid_argument, "a group needs a secret; set WEFT_SECRET");
+  if (options.agreement.size() > kMaxAgreement)
+    return error(Code::invalid_argument,
+                 "the agreement has %zu characters; at most %zu are possible",
+                 options.agreement.size(), kMaxAgreement);
   if (options.ranks == 1) {
     Mesh alone;
     alone.rank = options.rank;

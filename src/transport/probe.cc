@@ -108,8 +108,11 @@ class Traffic final : public ChunkHandler {
       --ends_due_;
     else
       ++chunks_in_;
+    if (on_arrival) on_arrival();
     return {};
   }
+
+  std::function<void()> on_arrival;  // after each chunk
 
   static constexpr uint16_t kLanes = 16;  // out: 0 to 15, in: 16 to 31
 
@@ -171,11 +174,12 @@ class Prober {
  private:
   bool is_root() const { return mesh_.rank.index == 0; }
 
-  Result<void> turn() {
-    mesh_.reactor->run_once(kTurn);
+  Result<void> turn(Nanos patience = kTurn) {
+    mesh_.reactor->run_once(patience);
     mesh_.acceptor->tick(clock_.now());
     // Between steps nothing is due on these connections, and the first to finish closes them.
-    if (failure_ && !traffic_.done()) return Error(failure_->code(), failure_->message()).in("probe");
+    if (failure_ && !traffic_.done())
+      return Error(failure_->code(), failure_->message()).in("probe");
     for (auto& channel : mesh_.control) {
       if (!channel) continue;
       while (auto frame = channel->receive()) handle(*channel, *frame);
@@ -315,7 +319,7 @@ class Prober {
     traffic_.begin(step, index, sent_, receives, !step.reverse, send_time_);
     for (auto& lane : lanes_) lane->resume();
     int64_t cpu_before = thread_cpu_ns();
-    fill_lanes();
+    bool room = fill_lanes();
 
     Nanos first_arrival{0};
     Nanos last_ping{0};
@@ -325,20 +329,29 @@ class Prober {
     };
     std::vector<Sample> samples;
     uint64_t base = received_bytes();
-    while (!traffic_.done()) {
-      WEFT_TRY(turn());
-      Nanos now = clock_.now();
-      fill_lanes();
+    auto count = [&] {
       uint64_t bytes = received_bytes() - base;
-      if (receives && bytes > 0 && (samples.empty() || bytes != samples.back().bytes)) {
-        if (first_arrival.count == 0) first_arrival = now;
-        samples.push_back({now, bytes});
+      if (!receives || bytes == 0 || (!samples.empty() && bytes == samples.back().bytes)) return;
+      Nanos now = clock_.now();
+      if (first_arrival.count == 0) first_arrival = now;
+      samples.push_back({now, bytes});
+    };
+    // A turn with many full connections may last as long as the step: count within it too.
+    traffic_.on_arrival = count;
+    while (!traffic_.done()) {
+      if (auto turned = turn(room ? Nanos{0} : kTurn); !turned) {
+        traffic_.on_arrival = {};
+        return std::move(turned).error();
       }
+      Nanos now = clock_.now();
+      room = fill_lanes();
+      count();
       if (loaded_ && now - last_ping > Nanos::from_millis(3)) {
         send_ping();
         last_ping = now;
       }
     }
+    traffic_.on_arrival = {};
     int64_t cpu = thread_cpu_ns() - cpu_before;
     uint64_t total = received_bytes() - base;
 
@@ -385,12 +398,16 @@ class Prober {
     return {};
   }
 
-  // Until every lane is full or has nothing to send.
-  void fill_lanes() {
-    for (bool more = true; more;) {
-      more = false;
+  // A few chunks a lane; true when there may be room for more. Not until all are full: where the
+  // next rank is as fast as this one they never are, and this rank has to receive as well.
+  bool fill_lanes() {
+    constexpr int kRounds = 4;
+    for (int round = 0; round < kRounds; ++round) {
+      bool more = false;
       for (auto& lane : lanes_) more = lane->send_one() || more;
+      if (!more) return false;
     }
+    return true;
   }
 
   uint64_t received_bytes() const {

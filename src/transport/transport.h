@@ -33,6 +33,7 @@ inline constexpr uint16_t kProtocol = 1;
 inline constexpr uint32_t kMaxChunkBytes = 64u << 20;
 inline constexpr uint32_t kMaxControlBytes = 1u << 20;
 inline constexpr uint32_t kMaxRanks = 4096;
+inline constexpr size_t kMaxAgreement = 64;
 
 // ---- chunks ------------------------------------------------------------------------------
 
@@ -146,6 +147,7 @@ class Lane final : public Reactor::Handler {
   // a few chunks spread over all lanes instead of filling the first.
   bool send_one();
   void resume();  // a chunk that was refused with not_yet may be offered again
+  void halt();    // touches no payload from now on; the connection stays open, and nobody is told
   bool failed() const { return failed_; }
   const LaneCounters& counters() const { return counters_; }
   std::optional<TcpInfo> tcp_info() const;
@@ -295,10 +297,12 @@ struct Hello {
   std::string agreement;  // what all ranks must have in common: the hash of plan and job
 };
 
-// Listens, and lets in only those who prove the secret. Others are refused and logged.
+// Listens, and lets in only those who prove the secret and are expected. Others are refused,
+// counted and logged.
 class Acceptor final : public Reactor::Handler {
  public:
-  using OnConnection = std::function<void(Fd socket, const Hello& hello)>;
+  // Takes the socket of one who proved the secret, or says why it is not wanted.
+  using OnConnection = std::function<Result<void>(Fd& socket, const Hello& hello)>;
   Acceptor(Reactor& reactor, Fd listener, std::string secret, OnConnection on_connection);
   ~Acceptor() override;
   void on_events(uint32_t epoll_events) override;

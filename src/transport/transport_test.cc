@@ -1,1 +1,720 @@
+// The wire's words, joining, and what strangers cannot do. Lanes are in lane_test.cc.
+#include "weft/transport.h"
+
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/epoll.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <map>
+
+#include "testing.h"
+
+namespace weft::transport {
+namespace {
+
+using testing::HasSubstr;
+using namespace testing_support;
+
+// ---- words on the wire -------------------------------------------------------------------
+
+ChunkHeader full_header() {
+  ChunkHeader header;
+  header.collective = 1;
+  header.step = 5;
+  header.operation = 0x80000007;
+  header.chunk = 99;
+  header.elements = uint64_t{3} << 33;
+  header.first = uint64_t{1} << 33;
+  header.length = 262144;
+  header.root = 2;
+  header.message = 0x0000030000000001;
+  header.checksum = 0x0123456789abcdef;
+  return header;
+}
+
+TEST(Wire, a_header_reads_back) {
+  std::array<std::byte, kChunkHeaderBytes> bytes;
+  ChunkHeader header = full_header();
+  encode(header, bytes);
+  auto read = decode(bytes);
+  ASSERT_TRUE(read);
+  EXPECT_EQ(read->collective, header.collective);
+  EXPECT_EQ(read->step, header.step);
+  EXPECT_EQ(read->operation, header.operation);
+  EXPECT_EQ(read->chunk, header.chunk);
+  EXPECT_EQ(read->elements, header.elements);
+  EXPECT_EQ(read->first, header.first);
+  EXPECT_EQ(read->length, header.length);
+  EXPECT_EQ(read->root, header.root);
+  EXPECT_EQ(read->message, header.message);
+  EXPECT_EQ(read->checksum, header.checksum);
+}
+
+TEST(Wire, a_header_is_laid_out_as_documented) {
+  std::array<std::byte, kChunkHeaderBytes> bytes;
+  encode(full_header(), bytes);
+  auto at = [&]<typename T>(size_t offset, T) {
+    T value;
+    std::memcpy(&value, bytes.data() + offset, sizeof value);
+    return value;
+  };
+  EXPECT_EQ(std::memcmp(bytes.data(), "wHCk", 4), 0);
+  EXPECT_EQ(at(4, uint8_t{}), 1);
+  EXPECT_EQ(at(5, uint8_t{}), 1);
+  EXPECT_EQ(at(6, uint16_t{}), 5);
+  EXPECT_EQ(at(8, uint32_t{}), 0x80000007u);
+  EXPECT_EQ(at(12, uint32_t{}), 99u);
+  EXPECT_EQ(at(16, uint64_t{}), uint64_t{3} << 33);
+  EXPECT_EQ(at(24, uint64_t{}), uint64_t{1} << 33);
+  EXPECT_EQ(at(32, uint32_t{}), 262144u);
+  EXPECT_EQ(at(36, uint32_t{}), 2u);
+  EXPECT_EQ(at(40, uint64_t{}), 0x0000030000000001u);
+  EXPECT_EQ(at(48, uint64_t{}), 0x0123456789abcdefu);
+  EXPECT_EQ(at(56, uint32_t{}), 0u);
+}
+
+TEST(Wire, a_header_with_any_one_bit_flipped_is_refused) {
+  std::array<std::byte, kChunkHeaderBytes> bytes;
+  encode(full_header(), bytes);
+  for (size_t bit = 0; bit < 8 * kChunkHeaderBytes; ++bit) {
+    auto damaged = bytes;
+    damaged[bit / 8] ^= std::byte(1u << (bit % 8));
+    EXPECT_FALSE(decode(damaged)) << "bit " << bit;
+  }
+}
+
+TEST(Wire, a_length_beyond_the_bound_is_refused) {
+  std::array<std::byte, kChunkHeaderBytes> bytes;
+  ChunkHeader header = full_header();
+  header.length = kMaxChunkBytes;
+  encode(header, bytes);
+  EXPECT_TRUE(decode(bytes));
+  for (uint32_t length : {kMaxChunkBytes + 1, 0xffffffffu}) {
+    header.length = length;
+    encode(header, bytes);
+    auto read = decode(bytes);
+    ASSERT_FALSE(read);
+    EXPECT_EQ(read.error().code(), Code::corrupt);
+    EXPECT_THAT(read.error().message(), HasSubstr(text("%u bytes; at most 67108864", length)));
+  }
+}
+
+TEST(Wire, a_checksum_does_not_depend_on_how_the_bytes_are_cut) {
+  std::vector<std::byte> bytes(10007);
+  Rng rng(1);
+  for (std::byte& b : bytes) b = std::byte(rng.below(256));
+  std::span<const std::byte> whole(bytes);
+  uint64_t expected = checksum({&whole, 1});
+  for (int round = 0; round < 50; ++round) {
+    std::vector<std::span<const std::byte>> parts;
+    for (size_t from = 0; from < bytes.size();) {
+      size_t size = std::min<size_t>(rng.below(3000), bytes.size() - from);
+      parts.push_back(whole.subspan(from, size));
+      from += size;
+    }
+    EXPECT_EQ(checksum(parts), expected);
+  }
+}
+
+TEST(Fields, read_back) {
+  Packer packer;
+  packer.number(uint8_t{7}).string("").number(int64_t{-5}).string("rank 3").number(uint16_t{9});
+  Unpacker fields(packer.bytes());
+  EXPECT_EQ(fields.number<uint8_t>(), 7);
+  EXPECT_EQ(fields.string(), "");
+  EXPECT_EQ(fields.number<int64_t>(), -5);
+  EXPECT_FALSE(fields.complete());
+  EXPECT_TRUE(fields.more());
+  EXPECT_EQ(fields.string(), "rank 3");
+  EXPECT_EQ(fields.number<uint16_t>(), 9);
+  EXPECT_TRUE(fields.complete());
+  EXPECT_FALSE(fields.more());
+}
+
+TEST(Fields, that_are_cut_off_anywhere_fail_for_good) {
+  Packer packer;
+  packer.number(uint32_t{1}).string("some words").number(uint64_t{2});
+  std::span<const std::byte> bytes(packer.bytes());
+  for (size_t size = 0; size < bytes.size(); ++size) {
+    Unpacker fields(bytes.first(size));
+    fields.number<uint32_t>();
+    fields.string();
+    fields.number<uint64_t>();
+    EXPECT_TRUE(fields.failed()) << size;
+    EXPECT_FALSE(fields.complete());
+    EXPECT_EQ(fields.number<uint8_t>(), 0) << "nothing is read after a failure";
+  }
+}
+
+TEST(Fields, a_string_that_claims_more_than_there_is_allocates_nothing) {
+  Packer packer;
+  packer.number(uint32_t{0xffffffff}).number(uint64_t{0});
+  Unpacker fields(packer.bytes());
+  EXPECT_EQ(fields.string(), "");
+  EXPECT_TRUE(fields.failed());
+}
+
+TEST(Fields, a_hello_reads_back_and_others_are_refused) {
+  Hello hello;
+  hello.purpose = Purpose::lane;
+  hello.rank = 3;
+  hello.ranks = 5;
+  hello.lane = 7;
+  hello.lanes = 8;
+  hello.probe = 1;
+  hello.agreement = std::string(kMaxAgreement, 'h');
+  auto bytes = tcp::encode_hello(hello);
+  auto read = tcp::decode_hello(bytes);
+  ASSERT_TRUE(read);
+  EXPECT_EQ(read->purpose, Purpose::lane);
+  EXPECT_EQ(read->rank, 3u);
+  EXPECT_EQ(read->ranks, 5u);
+  EXPECT_EQ(read->lane, 7);
+  EXPECT_EQ(read->lanes, 8);
+  EXPECT_EQ(read->probe, 1);
+  EXPECT_EQ(read->agreement, hello.agreement);
+  bytes[2] = std::byte{9};
+  EXPECT_FALSE(tcp::decode_hello(bytes));
+  hello.protocol = 2;
+  auto newer = tcp::decode_hello(tcp::encode_hello(hello));
+  ASSERT_FALSE(newer);
+  EXPECT_EQ(newer.error().code(), Code::unsupported);
+}
+
+// ---- joining -----------------------------------------------------------------------------
+
+// What goes into lane i of a rank comes out of lane i of the next, both ways.
+void expect_data_flows(std::vector<Result<Mesh>>& meshes) {
+  auto ranks = static_cast<uint32_t>(meshes.size());
+  auto pass = [](int from, int to, uint8_t byte) {
+    ASSERT_EQ(::send(from, &byte, 1, MSG_NOSIGNAL), 1);
+    uint8_t got = 0;
+    for (int attempt = 0; attempt < 2000; ++attempt) {
+      if (::recv(to, &got, 1, MSG_DONTWAIT) == 1) break;
+      pause_ms(1);
+    }
+    EXPECT_EQ(got, byte);
+  };
+  for (uint32_t rank = 0; rank < ranks; ++rank) {
+    Mesh& mesh = *meshes[rank];
+    Mesh& next = *meshes[mesh.next()];
+    for (size_t lane = 0; lane < mesh.lanes_out.size(); ++lane) {
+      auto mark = static_cast<uint8_t>(1 + rank * 16 + lane);
+      pass(mesh.lanes_out[lane].get(), next.lanes_in[lane].get(), mark);
+      pass(next.lanes_in[lane].get(), mesh.lanes_out[lane].get(), static_cast<uint8_t>(255 - mark));
+    }
+    if (rank == 0) continue;
+    Packer words;
+    words.number(rank);
+    mesh.control[0]->send(Control::ping, words);
+    Mesh& root = *meshes[0];
+    std::optional<Frame> frame;
+    ASSERT_TRUE(turn_until(*root.reactor,
+                           [&] { return (frame = root.control[rank]->receive()).has_value(); }));
+    EXPECT_EQ(frame->type, Control::ping);
+    EXPECT_EQ(Unpacker(frame->payload).number<uint32_t>(), rank);
+  }
+}
+
+void expect_joined(const std::vector<Result<Mesh>>& meshes) {
+  for (size_t rank = 0; rank < meshes.size(); ++rank)
+    ASSERT_TRUE(meshes[rank].ok()) << "rank " << rank << ": " << meshes[rank].error().message();
+}
+
+TEST(Join, connects_every_lane_to_the_same_lane_of_the_next_rank) {
+  for (uint32_t ranks : {2u, 3u, 5u}) {
+    SCOPED_TRACE(ranks);
+    uint16_t lanes = 3;
+    auto meshes =
+        join_all(ranks, free_port(), [&](JoinOptions& options) { options.lanes = lanes; });
+    ASSERT_NO_FATAL_FAILURE(expect_joined(meshes));
+    for (uint32_t rank = 0; rank < ranks; ++rank) {
+      Mesh& mesh = *meshes[rank];
+      EXPECT_EQ(mesh.rank.index, rank);
+      EXPECT_EQ(mesh.lanes_out.size(), lanes);
+      EXPECT_EQ(mesh.lanes_in.size(), lanes);
+      EXPECT_TRUE(mesh.probe_out.empty());
+      EXPECT_EQ(mesh.acceptor->refused(), 0u);
+      ASSERT_EQ(mesh.members.size(), ranks);
+      for (uint32_t other = 0; other < ranks; ++other) {
+        EXPECT_EQ(mesh.members[other].rank, other);
+        EXPECT_EQ(mesh.members[other].host, text("host%u", other / 2));
+        EXPECT_EQ(mesh.members[other].host_index, other / 2);
+        EXPECT_EQ(mesh.members[other].address, "127.0.0.1");
+      }
+    }
+    expect_data_flows(meshes);
+  }
+}
+
+TEST(Join, alone_needs_nobody) {
+  auto mesh = join(options_for(0, 1, 1));
+  ASSERT_TRUE(mesh);
+  EXPECT_EQ(mesh->next(), 0u);
+}
+
+TEST(Join, refuses_options_that_make_no_sense) {
+  JoinOptions options = options_for(2, 2, 1);
+  EXPECT_THAT(join(options).error().message(), HasSubstr("rank 2 of 2"));
+  options = options_for(0, 2, 1);
+  options.secret.clear();
+  EXPECT_THAT(join(options).error().message(), HasSubstr("needs a secret"));
+  options = options_for(0, 2, 1);
+  options.rendezvous = "nowhere";
+  EXPECT_THAT(join(options).error().message(), HasSubstr("expected HOST:PORT"));
+  options = options_for(0, 2, 1);
+  options.agreement = std::string(kMaxAgreement + 1, 'x');
+  EXPECT_THAT(join(options).error().message(), HasSubstr("65 characters"));
+}
+
+TEST(Join, names_the_rank_that_differs_to_everyone) {
+  struct {
+    std::function<void(JoinOptions&)> change;
+    const char* words;
+  } cases[] = {
+      {[](JoinOptions& o) { o.agreement = "another"; },
+       "rank 1 differs: it has plan and job another"},
+      {[](JoinOptions& o) { o.lanes = 4; }, "rank 1 was started with other options"},
+      {[](JoinOptions& o) { o.ranks = 4; }, "rank 1 was started for 4 ranks, rank 0 for 3"},
+  };
+  for (auto& [change, words] : cases) {
+    auto meshes = join_all(3, free_port(), [&](JoinOptions& options) {
+      if (options.rank.index == 1) change(options);
+    });
+    for (auto& mesh : meshes) {
+      ASSERT_FALSE(mesh);
+      EXPECT_THAT(mesh.error().message(), HasSubstr(words));
+    }
+  }
+}
+
+TEST(Join, a_rank_with_another_secret_does_not_come_in) {
+  LogLines log;
+  auto meshes = join_all(3, free_port(), [](JoinOptions& options) {
+    options.deadline = Nanos::from_millis(400);
+    if (options.rank.index == 2) options.secret = "another";
+  });
+  for (auto& mesh : meshes) ASSERT_FALSE(mesh);
+  EXPECT_THAT(meshes[0].error().message(), HasSubstr("rank 2 did not come"));
+  EXPECT_THAT(meshes[1].error().message(), HasSubstr("did not come"));
+  EXPECT_THAT(meshes[2].error().message(), HasSubstr("rank 0 at 127.0.0.1"));
+  EXPECT_GE(log.count("does not know the job's secret"), 1u) << log.all();
+}
+
+TEST(Join, something_that_is_not_weft_at_the_rendezvous_is_said) {
+  // A server that answers everyone with a page.
+  uint16_t port = free_port();
+  Fd listener(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in address = loopback(port);
+  ASSERT_EQ(::bind(listener.get(), reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
+  ASSERT_EQ(::listen(listener.get(), 8), 0);
+  std::atomic<bool> stop = false;
+  std::thread server([&] {
+    while (!stop) {
+      Fd client(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
+      if (client) send_all(client.get(), "HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n");
+    }
+  });
+  JoinOptions options = options_for(1, 2, port);
+  options.deadline = Nanos::from_millis(300);
+  auto mesh = join(options);
+  stop = true;
+  connect_to(port);
+  server.join();
+  ASSERT_FALSE(mesh);
+  EXPECT_EQ(mesh.error().code(), Code::timeout);
+  EXPECT_THAT(mesh.error().message(), HasSubstr("does not speak weft's protocol"));
+}
+
+// ---- strangers ---------------------------------------------------------------------------
+
+Hello hello_of(uint32_t rank, uint32_t ranks, Purpose purpose, uint16_t lane = 0) {
+  Hello hello;
+  hello.purpose = purpose;
+  hello.rank = rank;
+  hello.ranks = ranks;
+  hello.lane = lane;
+  hello.lanes = 2;
+  hello.agreement = "the same";
+  return hello;
+}
+
+// Everything that may come to a port. Returns the connections that stay open without a proof.
+std::vector<Fd> send_strangers(uint16_t port) {
+  std::vector<Fd> open;
+  open.push_back(connect_to(port));  // says nothing
+  open.push_back(connect_to(port));
+  send_all(open.back().get(), "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n");
+  {
+    Fd garbage = connect_to(port);  // then leaves
+    send_all(garbage.get(), std::string(100, '\xff'));
+  }
+  Fd flood = connect_to(port);
+  std::string megabyte(1u << 20, 'x');
+  for (int i = 0; i < 16; ++i)
+    if (!send_all(flood.get(), megabyte)) break;
+  EXPECT_TRUE(is_closed_by_peer(flood.get()));
+  Fd wrong = connect_to(port);
+  EXPECT_FALSE(prove(wrong.get(), "not the secret", hello_of(1, 2, Purpose::control)));
+  // Bytes in the form of a proof, with a MAC of zeros.
+  Fd forged = connect_to(port);
+  std::vector<std::byte> proof(tcp::kProof);
+  auto hello = tcp::encode_hello(hello_of(1, 2, Purpose::control));
+  std::copy(hello.begin(), hello.end(), proof.begin() + tcp::kNonce);
+  send_all(forged.get(), proof);
+  EXPECT_TRUE(is_closed_by_peer(forged.get()));
+  return open;
+}
+
+TEST(Strangers, during_join_are_refused_and_the_job_is_unharmed) {
+  LogLines log;
+  uint16_t port = free_port();
+  std::vector<Fd> open;
+  auto meshes = join_all(
+      2, port, [](JoinOptions& options) { options.lanes = 2; },
+      [&] {
+        open = send_strangers(port);
+        // Those who know the secret, but are not expected.
+        std::vector<Hello> unexpected = {
+            hello_of(7, 2, Purpose::control), hello_of(0, 2, Purpose::lane),
+            hello_of(1, 2, Purpose::lane, 9), hello_of(1, 2, Purpose::probe, 0)};
+        for (const Hello& hello : unexpected) {
+          Fd fd = connect_to(port);
+          EXPECT_TRUE(prove(fd.get(), kSecret, hello));
+          EXPECT_TRUE(is_closed_by_peer(fd.get()));
+        }
+        Hello newer = hello_of(1, 2, Purpose::control);
+        newer.protocol = 2;
+        Fd fd = connect_to(port);
+        EXPECT_FALSE(prove(fd.get(), kSecret, newer));
+      });
+  ASSERT_NO_FATAL_FAILURE(expect_joined(meshes));
+  EXPECT_EQ(log.count("it does not know the job's secret"), 3u) << log.all();
+  EXPECT_EQ(log.count("it closed before it proved the secret"), 1u) << log.all();
+  EXPECT_EQ(log.count("(rank 7): it is not one of the other ranks"), 1u) << log.all();
+  EXPECT_EQ(log.count("(rank 0): it is not one of the other ranks"), 1u) << log.all();
+  EXPECT_EQ(log.count("(rank 1): no such lane is missing"), 2u) << log.all();
+  EXPECT_EQ(log.count("it speaks protocol 2, this weft 1"), 1u) << log.all();
+  EXPECT_EQ(meshes[0]->acceptor->refused(), 9u);
+  expect_data_flows(meshes);
+}
+
+TEST(Strangers, after_join_are_refused_and_the_job_is_unharmed) {
+  LogLines log;
+  uint16_t port = free_port();
+  auto meshes = join_all(3, port, [](JoinOptions& options) { options.lanes = 2; });
+  ASSERT_NO_FATAL_FAILURE(expect_joined(meshes));
+  for (auto& mesh : meshes) {
+    std::atomic<bool> done = false;
+    std::thread strangers([&] {
+      auto open = send_strangers(mesh->members[mesh->rank.index].port);
+      for (Purpose purpose : {Purpose::control, Purpose::lane}) {
+        Fd fd = connect_to(mesh->members[mesh->rank.index].port);
+        EXPECT_TRUE(prove(fd.get(), kSecret, hello_of(mesh->previous(), 3, purpose)));
+        EXPECT_TRUE(is_closed_by_peer(fd.get()));
+      }
+      done = true;
+    });
+    EXPECT_TRUE(turn_until(*mesh->reactor, [&] { return done.load(); }));
+    strangers.join();
+    // The two that stayed without a word have gone by now.
+    EXPECT_TRUE(turn_until(*mesh->reactor, [&] { return mesh->acceptor->refused() == 8; }))
+        << mesh->acceptor->refused() << log.all();
+  }
+  EXPECT_EQ(log.count("it does not know the job's secret"), 9u) << log.all();
+  EXPECT_EQ(log.count("the group is complete"), 6u) << log.all();
+  expect_data_flows(meshes);
+}
+
+TEST(Strangers, who_do_not_prove_the_secret_in_time_are_dropped) {
+  LogLines log;
+  auto meshes = join_all(2, free_port());
+  ASSERT_NO_FATAL_FAILURE(expect_joined(meshes));
+  Mesh& mesh = *meshes[0];
+  Fd silent = connect_to(mesh.members[0].port);
+  Fd slow = connect_to(mesh.members[0].port);
+  send_all(slow.get(), "a few bytes");
+  for (int i = 0; i < 20; ++i) mesh.reactor->run_once(Nanos::from_millis(2));
+  Nanos now = monotonic_clock().now();
+  mesh.acceptor->tick(now + Nanos::from_seconds(4));
+  EXPECT_EQ(mesh.acceptor->refused(), 0u);
+  mesh.acceptor->tick(now + Nanos::from_seconds(6));
+  EXPECT_EQ(mesh.acceptor->refused(), 2u);
+  EXPECT_EQ(log.count("it did not prove the secret within 5"), 2u) << log.all();
+  EXPECT_TRUE(is_closed_by_peer(silent.get()));
+  EXPECT_TRUE(is_closed_by_peer(slow.get()));
+  expect_data_flows(meshes);
+}
+
+TEST(Strangers, cannot_use_a_proof_that_they_overheard) {
+  LogLines log;
+  auto meshes = join_all(2, free_port());
+  ASSERT_NO_FATAL_FAILURE(expect_joined(meshes));
+  Mesh& mesh = *meshes[0];
+  // A rank proves itself to us while we pose as the acceptor of its group, knowing the secret; a
+  // stranger in between would see the same bytes.
+  auto [rank_end, our_end] = tcp_pair();
+  tcp::Handshake theirs(tcp::Handshake::Role::connector, kSecret, hello_of(1, 2, Purpose::lane));
+  std::vector<std::byte> challenge(tcp::kChallenge);
+  std::memcpy(challenge.data(), tcp::kMagic.data(), tcp::kMagic.size());
+  send_all(our_end.get(), challenge);
+  std::vector<std::byte> proof(tcp::kProof);
+  for (int i = 0; i < 1000 && ::recv(our_end.get(), proof.data(), 1, MSG_PEEK | MSG_DONTWAIT) < 1;
+       ++i) {
+    ASSERT_TRUE(theirs.advance(rank_end.get()));
+    pause_ms(1);
+  }
+  ASSERT_EQ(::recv(our_end.get(), proof.data(), proof.size(), MSG_WAITALL),
+            static_cast<ssize_t>(proof.size()));
+  Fd replay = connect_to(mesh.members[0].port);
+  send_all(replay.get(), proof);
+  EXPECT_TRUE(turn_until(*mesh.reactor, [&] { return mesh.acceptor->refused() == 1; }));
+  EXPECT_EQ(log.count("does not know the job's secret"), 1u) << log.all();
+}
+
+TEST(Strangers, in_great_number_are_bounded) {
+  LogLines log;
+  auto meshes = join_all(2, free_port());
+  ASSERT_NO_FATAL_FAILURE(expect_joined(meshes));
+  Mesh& mesh = *meshes[0];
+  std::vector<Fd> crowd;
+  for (int i = 0; i < 300; ++i) {
+    crowd.push_back(connect_to(mesh.members[0].port));
+    mesh.reactor->run_once(Nanos{0});
+  }
+  EXPECT_TRUE(turn_until(*mesh.reactor, [&] { return mesh.acceptor->refused() == 44; }));
+  EXPECT_EQ(log.count("256 others are still unproved"), 44u);
+  expect_data_flows(meshes);
+}
+
+// ---- control frames ----------------------------------------------------------------------
+
+TEST(Control, frames_arrive_in_order_however_they_are_cut) {
+  auto [one, two] = tcp_pair();
+  Reactor reactor;
+  ControlChannel channel(reactor, std::move(one), {3});
+  std::vector<std::byte> stream;
+  for (uint32_t i = 0; i < 50; ++i) {
+    Packer words;
+    words.number(i).string(std::string(i * 100, 'w'));
+    auto length = static_cast<uint32_t>(words.bytes().size());
+    const auto* raw = reinterpret_cast<const std::byte*>(&length);
+    stream.insert(stream.end(), raw, raw + 4);
+    stream.push_back(static_cast<std::byte>(Control::ready));
+    stream.insert(stream.end(), words.bytes().begin(), words.bytes().end());
+  }
+  Rng rng(7);
+  uint32_t expected = 0;
+  for (size_t from = 0; from < stream.size();) {
+    size_t size = std::min<size_t>(1 + rng.below(4000), stream.size() - from);
+    ASSERT_TRUE(send_all(two.get(), std::span(stream).subspan(from, size)));
+    from += size;
+    reactor.run_once(Nanos::from_millis(1));
+    while (auto frame = channel.receive()) {
+      Unpacker fields(frame->payload);
+      EXPECT_EQ(fields.number<uint32_t>(), expected);
+      EXPECT_EQ(fields.string().size(), expected * 100);
+      EXPECT_TRUE(fields.complete());
+      ++expected;
+    }
+  }
+  EXPECT_TRUE(turn_until(reactor, [&] {
+    while (channel.receive()) ++expected;
+    return expected == 50;
+  }));
+  // The last words are kept although the connection has ended.
+  ASSERT_TRUE(send_all(two.get(), std::span(stream).first(5 + 8)));
+  two.reset();
+  EXPECT_TRUE(turn_until(reactor, [&] { return channel.failure().has_value(); }));
+  EXPECT_EQ(channel.failure()->code(), Code::peer_lost);
+  EXPECT_TRUE(channel.receive());
+  EXPECT_FALSE(channel.receive());
+}
+
+TEST(Control, sends_more_than_the_kernel_takes) {
+  auto [one, two] = tcp_pair();
+  Reactor reactor;
+  ControlChannel from(reactor, std::move(one), {1});
+  ControlChannel to(reactor, std::move(two), {0});
+  Packer words;
+  words.string(std::string(kMaxControlBytes - 4, 'x'));
+  for (int i = 0; i < 24; ++i) from.send(Control::start, words);
+  EXPECT_FALSE(from.flushed());
+  int received = 0;
+  EXPECT_TRUE(turn_until(reactor, [&] {
+    while (auto frame = to.receive()) received += frame->payload.size() == kMaxControlBytes ? 1 : 0;
+    return received == 24;
+  })) << received;
+  EXPECT_TRUE(from.flushed());
+}
+
+TEST(Control, a_length_of_4_gib_ends_the_channel_at_once) {
+  for (uint32_t length : {0xffffffffu, kMaxControlBytes + 1}) {
+    auto [one, two] = tcp_pair();
+    Reactor reactor;
+    ControlChannel channel(reactor, std::move(one), {3});
+    std::array<std::byte, 5> head;
+    std::memcpy(head.data(), &length, 4);
+    head[4] = static_cast<std::byte>(Control::ready);
+    ASSERT_TRUE(send_all(two.get(), head));
+    // No more than the five bytes has come: nothing was waited for, nothing set aside.
+    EXPECT_TRUE(turn_until(reactor, [&] { return channel.failure().has_value(); }));
+    EXPECT_EQ(channel.failure()->code(), Code::corrupt);
+    EXPECT_EQ(channel.failure()->message(),
+              text("control frame of %u bytes; at most 1048576 are allowed", length));
+    channel.send(Control::ready, Packer());  // no effect, no crash
+  }
+}
+
+TEST(Control, a_length_of_4_gib_while_joining_names_the_rank) {
+  uint16_t port = free_port();
+  Fd insider;
+  auto meshes = join_all(
+      3, port, [](JoinOptions& options) { options.deadline = Nanos::from_seconds(2); },
+      [&] {
+        insider = connect_to(port);
+        EXPECT_TRUE(prove(insider.get(), kSecret, hello_of(2, 3, Purpose::control)));
+        send_all(insider.get(), std::string(5, '\xff'));
+      });
+  ASSERT_FALSE(meshes[0]);
+  EXPECT_THAT(meshes[0].error().message(), HasSubstr("rank 2 left while the group was forming: "
+                                                     "control frame of 4294967295 bytes"));
+  ASSERT_FALSE(meshes[1]);
+  ASSERT_FALSE(meshes[2]);
+}
+
+// ---- probe -------------------------------------------------------------------------------
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr bool kSlowBuild = true;
+#else
+constexpr bool kSlowBuild = false;
+#endif
+
+TEST(Probe, measures_every_number_of_flows_in_both_scopes_and_directions_within_its_time) {
+  constexpr uint32_t kRanks = 3;
+  auto meshes = join_all(kRanks, free_port(), [](JoinOptions& options) { options.probe = true; });
+  ASSERT_NO_FATAL_FAILURE(expect_joined(meshes));
+  std::vector<std::string> paths;
+  std::vector<std::optional<Result<std::vector<trace::ProbeResult>>>> measured(kRanks);
+  std::vector<std::thread> threads;
+  std::vector<Nanos> took(kRanks);
+  for (uint32_t rank = 0; rank < kRanks; ++rank)
+    paths.push_back(testing::TempDir() + text("weft-probe-%d-%u.weft", ::getpid(), rank));
+  for (uint32_t rank = 0; rank < kRanks; ++rank)
+    threads.emplace_back([&, rank] {
+      capture::Options options;
+      options.path = paths[rank];
+      options.environment.rank = rank;
+      options.environment.ranks = kRanks;
+      auto recorder = capture::Recorder::start(options);
+      WEFT_CHECK(recorder.ok());
+      Nanos begin = monotonic_clock().now();
+      measured[rank] = probe(*meshes[rank], ProbeOptions(), **recorder);
+      took[rank] = monotonic_clock().now() - begin;
+      WEFT_CHECK((*recorder)->stop().ok());
+    });
+  for (std::thread& thread : threads) thread.join();
+
+  size_t rates = 0;
+  std::map<std::pair<unsigned, bool>, size_t> by_step;  // of the ring
+  for (uint32_t rank = 0; rank < kRanks; ++rank) {
+    SCOPED_TRACE(text("rank %u", rank));
+    ASSERT_TRUE(measured[rank]->ok()) << measured[rank]->error().message();
+    EXPECT_LT(took[rank].millis(), kSlowBuild ? 6000 : 1500);
+    auto read = trace::read_process(paths[rank]);
+    ASSERT_TRUE(read) << read.error().message();
+    EXPECT_FALSE(read->damage.any());
+    EXPECT_EQ(read->process.probe, **measured[rank]) << "what is told is what is recorded";
+    auto count = [&](trace::ProbeType type, trace::ProbeScope scope, unsigned flows, bool reverse,
+                     uint32_t chunk) {
+      size_t found = 0;
+      for (const trace::ProbeResult& result : read->process.probe) {
+        if (result.type != type || result.scope != scope || result.flows != flows ||
+            (result.reverse != 0) != reverse || (chunk != 0 && result.chunk_bytes != chunk))
+          continue;
+        ++found;
+        EXPECT_GT(result.bytes, 0u);
+        EXPECT_GT(result.duration_ns, 0);
+        if (type == trace::ProbeType::rate) {
+          EXPECT_EQ(result.peer, reverse ? (rank + kRanks - 1) % kRanks : (rank + 1) % kRanks);
+        }
+      }
+      return found;
+    };
+    using Scope = trace::ProbeScope;
+    for (auto type : {trace::ProbeType::copy, trace::ProbeType::reduce, trace::ProbeType::checksum})
+      EXPECT_EQ(count(type, Scope::local, 0, false, 0), 1u);
+    for (unsigned flows : {1u, 2u, 4u, 8u, 16u})
+      for (bool reverse : {false, true}) {
+        size_t ring = count(trace::ProbeType::rate, Scope::ring, flows, reverse, 256u << 10);
+        size_t pair = count(trace::ProbeType::rate, Scope::pair, flows, reverse, 256u << 10);
+        EXPECT_LE(ring, 1u);
+        EXPECT_LE(pair, rank == (reverse ? 1u : 0u) ? 1u : 0u);
+        by_step[{flows, reverse}] += ring;
+        rates += ring + pair;
+      }
+    rates += count(trace::ProbeType::rate, Scope::ring, 4, false, 64u << 10);
+    rates += count(trace::ProbeType::rate, Scope::pair, 4, false, 64u << 10);
+
+    size_t idle = 0, loaded = 0;
+    for (const trace::PingSample& ping : read->process.pings) {
+      ++(ping.loaded != 0 ? loaded : idle);
+      EXPECT_EQ(ping.peer, 0u);
+      EXPECT_LE(ping.t0, ping.t3);
+      EXPECT_LE(ping.t1, ping.t2);
+    }
+    if (rank == 0) {
+      EXPECT_EQ(idle + loaded, 0u);
+    } else {
+      EXPECT_GT(idle, 0u);
+      EXPECT_GT(loaded, 0u);
+    }
+    ::unlink(paths[rank].c_str());
+  }
+  // On a machine that is busy with other things a rank may be kept from counting in some steps;
+  // what is missing then is unknown.
+  constexpr size_t kAll = kRanks * 5 * 2 + 5 * 2 + kRanks + 1;
+  EXPECT_LE(rates, kAll);
+  EXPECT_GE(rates, kSlowBuild ? 1 : kAll * 8 / 10);
+  if (!kSlowBuild) {
+    for (const auto& [step, results] : by_step)
+      EXPECT_GT(results, 0u) << step.first << " flows, reverse " << step.second;
+  }
+  expect_data_flows(meshes);
+}
+
+TEST(Probe, without_its_connections_is_refused) {
+  auto meshes = join_all(2, free_port());
+  ASSERT_NO_FATAL_FAILURE(expect_joined(meshes));
+  auto recorder = capture::Recorder::off();
+  auto measured = probe(*meshes[0], ProbeOptions(), *recorder);
+  ASSERT_FALSE(measured);
+  EXPECT_THAT(measured.error().message(), HasSubstr("without connections for the probe"));
+}
+
+TEST(Probe, a_rank_that_leaves_ends_it_for_the_others) {
+  auto meshes = join_all(3, free_port(), [](JoinOptions& options) { options.probe = true; });
+  ASSERT_NO_FATAL_FAILURE(expect_joined(meshes));
+  std::vector<std::thread> threads;
+  for (uint32_t rank : {0u, 1u})
+    threads.emplace_back([&, rank] {
+      auto recorder = capture::Recorder::off();
+      Nanos begin = monotonic_clock().now();
+      auto measured = probe(*meshes[rank], ProbeOptions(), *recorder);
+      EXPECT_LT((monotonic_clock().now() - begin).seconds(), 5);
+      EXPECT_FALSE(measured);
+      if (!measured) {
+        EXPECT_EQ(measured.error().code(), Code::peer_lost);
+      }
+      meshes[rank] = error(Code::cancelled, "left");
+    });
+  pause_ms(100);
+  meshes[2] = error(Code::cancelled, "left");
+  for (std::thread& thread : threads) thread.join();
+}
+
+}  // namespace
+}  // namespace weft::transport

@@ -93,7 +93,11 @@ void Acceptor::finish(Pending* pending, Result<Hello> outcome) {
              outcome.error().message().c_str());
     return;
   }
-  on_connection_(std::move(socket), *outcome);
+  if (auto taken = on_connection_(socket, *outcome); !taken) {
+    ++refused_;
+    WEFT_LOG(transport, warn, "refused a connection from %s (rank %u): %s", from.c_str(),
+             outcome->rank, taken.error().message().c_str());
+  }
 }
 
 void Acceptor::tick(Nanos now) {

@@ -15,8 +15,6 @@
 namespace weft::transport::tcp {
 namespace {
 
-constexpr size_t kAgreement = 64;
-
 struct WireHello {
   uint16_t protocol;
   uint8_t purpose;
@@ -25,8 +23,8 @@ struct WireHello {
   uint32_t ranks;
   uint16_t lane;
   uint16_t lanes;
-  char agreement[kAgreement];
-  uint8_t reserved[kHello - 16 - kAgreement];
+  char agreement[kMaxAgreement];
+  uint8_t reserved[kHello - 16 - kMaxAgreement];
 };
 static_assert(sizeof(WireHello) == kHello);
 
@@ -41,7 +39,8 @@ std::array<std::byte, kHello> encode_hello(const Hello& hello) {
   wire.ranks = hello.ranks;
   wire.lane = hello.lane;
   wire.lanes = hello.lanes;
-  std::memcpy(wire.agreement, hello.agreement.data(), std::min(hello.agreement.size(), kAgreement));
+  std::memcpy(wire.agreement, hello.agreement.data(),
+              std::min(hello.agreement.size(), kMaxAgreement));
   std::array<std::byte, kHello> bytes;
   std::memcpy(bytes.data(), &wire, kHello);
   return bytes;
@@ -62,7 +61,7 @@ Result<Hello> decode_hello(std::span<const std::byte, kHello> bytes) {
   hello.ranks = wire.ranks;
   hello.lane = wire.lane;
   hello.lanes = wire.lanes;
-  hello.agreement.assign(wire.agreement, strnlen(wire.agreement, kAgreement));
+  hello.agreement.assign(wire.agreement, strnlen(wire.agreement, kMaxAgreement));
   return hello;
 }
 

@@ -81,6 +81,12 @@ void Lane::resume() {
   if (begin_payload()) update_interest();
 }
 
+void Lane::halt() {
+  if (failed_) return;
+  failed_ = true;
+  reactor_.remove(socket_.get());
+}
+
 void Lane::on_events(uint32_t epoll_events) {
   if ((epoll_events & (EPOLLIN | EPOLLERR | EPOLLHUP)) != 0 && !paused_) receive_some();
   if (failed_) return;
