@@ -98,6 +98,9 @@ class Engine final : private transport::ChunkHandler {
   // Moves what can be moved; call after each turn of the reactor. Returns what has finished.
   std::vector<uint32_t> poll();
 
+  // Touches no operation's memory from now on: its owner may have it back. Nothing finishes.
+  void halt();
+
   bool idle() const { return running_.empty(); }
   Progress progress() const;
   void record_tcp_info();  // one sample a lane into the trace
@@ -123,6 +126,7 @@ class Engine final : private transport::ChunkHandler {
   Result<void> arrived(uint16_t lane, const transport::ChunkHeader& header,
                        transport::Moment when) override;
 
+  bool is_landing(const transport::ChunkHeader& header) const;
   Result<schedule::ChunkRange> check(const Running& running,
                                      const transport::ChunkHeader& header) const;
   void absorb(Running& running, const transport::ChunkHeader& header,
@@ -158,6 +162,11 @@ class Engine final : private transport::ChunkHandler {
   uint64_t early_bytes_ = 0;
   std::vector<std::vector<std::byte>> scratch_;        // by incoming lane
   std::vector<std::unique_ptr<Early>> landing_early_;  // by incoming lane: payload on its way in
+  struct Place {
+    uint32_t operation;
+    schedule::ChunkId id;
+  };
+  std::vector<std::optional<Place>> landing_;  // by incoming lane: chunk of a running operation
   schedule::Dispatch dispatch_;
   size_t next_lane_ = 0;
   uint64_t next_message_;

@@ -49,6 +49,7 @@ Engine::Engine(const Options& options, transport::Reactor& reactor, std::vector<
   WEFT_CHECK(lanes_in.size() == count);
   scratch_.resize(count);
   landing_early_.resize(count);
+  landing_.resize(count);
   uint32_t unsent = transport::unsent_limit_for(options.chunk_elements * schedule::kElementBytes);
   auto open = [&](std::vector<Fd>& sockets, size_t first, uint32_t peer, trace::TrackType type,
                   const char* format, std::vector<std::unique_ptr<transport::Lane>>& lanes) {
@@ -91,6 +92,11 @@ void Engine::start(Operation operation) {
   }
   for (auto& lane : in_) lane->resume();
   finish_if_done(running);
+}
+
+void Engine::halt() {
+  for (auto* lanes : {&out_, &in_})
+    for (auto& lane : *lanes) lane->halt();
 }
 
 std::vector<uint32_t> Engine::poll() {
@@ -153,10 +159,20 @@ Result<ChunkRange> Engine::check(const Running& running, const ChunkHeader& head
                  signature(collective, operation.buffer.elements(), operation.root.index).c_str(),
                  options_.rank.index);
   WEFT_ASSIGN(ChunkRange range, running.steps.arriving(id_of(header)));
+  if (is_landing(header))
+    return error(Code::corrupt, "operation %u: chunk %u of step %u comes on two lanes at once",
+                 header.operation, header.chunk, unsigned{header.step});
   if (header.first != range.first || header.length != range.elements * schedule::kElementBytes)
     return error(Code::corrupt, "operation %u: chunk %u of step %u is not cut as it is here",
                  header.operation, header.chunk, unsigned{header.step});
   return range;
+}
+
+// Whether a lane is receiving this chunk into its place right now.
+bool Engine::is_landing(const ChunkHeader& header) const {
+  return std::any_of(landing_.begin(), landing_.end(), [&](const std::optional<Place>& place) {
+    return place && place->operation == header.operation && place->id == id_of(header);
+  });
 }
 
 Result<Landing> Engine::arriving(uint16_t lane, const ChunkHeader& header) {
@@ -175,6 +191,7 @@ Result<Landing> Engine::arriving(uint16_t lane, const ChunkHeader& header) {
     return landing;
   }
   WEFT_ASSIGN(ChunkRange range, check(found->second, header));
+  landing_[in_lane] = Place{header.operation, id_of(header)};
   if (range.reduce) {
     std::vector<std::byte>& scratch = scratch_[in_lane];
     scratch.resize(std::max<size_t>(scratch.size(), header.length));
@@ -200,9 +217,9 @@ Result<void> Engine::arrived(uint16_t lane, const ChunkHeader& header, Moment wh
     early_[header.operation].push_back(std::move(*early));
     return {};
   }
+  // arriving() lets a chunk in once, so its operation cannot have ended without it.
+  landing_[in_lane].reset();
   WEFT_CHECK(found != running_.end());
-  // Two lanes may have brought the same chunk at once: only now is it decided which was due.
-  WEFT_TRY(found->second.steps.arriving(id_of(header)));
   record_chunk(trace::Shape::receive, lane, header, when);
   absorb(found->second, header, scratch_[in_lane].data());
   return {};

@@ -163,7 +163,7 @@ void Group::Impl::handle(transport::ControlChannel& from, const Frame& frame) {
         begin.piece = fields.number<uint32_t>();
         begin.step = fields.number<uint64_t>();
         if (fields.failed() || begin.piece >= exchange->layout.pieces.size() ||
-            exchange->running.contains(begin.operation))
+            begin.operation >= kDirectOperations || exchange->running.contains(begin.operation))
           return bad();
         start(begin);
       }
@@ -337,6 +337,8 @@ void Group::Impl::suspect(Rank peer, Error error) {
 void Group::Impl::fail(Error error, std::optional<Rank> culprit) {
   if (failed) return;
   failed = true;
+  // Whoever waits gets the failure, and with it its memory back.
+  engine->halt();
   WEFT_LOG(runtime, info, "group failed: %s", error.message().c_str());
   recorder.note("failure", error.message());
   Packer reason;

@@ -222,6 +222,29 @@ TEST(Failure, abort_reaches_everyone_with_its_words) {
   }
 }
 
+TEST(Failure, gives_memory_back_with_the_error) {
+  // Rank 0 ends the group in the middle of a transfer; the others' callers then use their memory
+  // for something else, while more data is on its way to it.
+  auto outcomes = run_ranks(3, plan::Plan(), [](Group& group, capture::Recorder&) -> Result<void> {
+    std::vector<float> data(16u << 20);
+    std::thread spoiler([&] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(15));
+      if (group.rank().index == 0) group.abort("enough");
+    });
+    Result<void> outcome;
+    while (outcome) outcome = group.all_reduce(data);
+    std::fill(data.begin(), data.end(), 77.0f);
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    EXPECT_TRUE(std::all_of(data.begin(), data.end(), [](float x) { return x == 77; }));
+    spoiler.join();
+    return outcome;
+  });
+  for (auto& outcome : outcomes) {
+    ASSERT_FALSE(outcome);
+    EXPECT_THAT(outcome.error().message(), HasSubstr("ended the group: enough"));
+  }
+}
+
 TEST(Failure, gradients_that_never_come_name_the_rank_that_owes_them) {
   auto outcomes = run_ranks(
       3, plan::Plan(),
