@@ -23,6 +23,7 @@ constexpr void (*kVerbs[])(CLI::App&, Context&) = {
     add_export,
     add_plan,
     add_lab,
+    add_probe,
     add_run,
 };
 

@@ -93,6 +93,7 @@ void add_export(CLI::App& app, Context& context);
 void add_info(CLI::App& app, Context& context);
 void add_lab(CLI::App& app, Context& context);
 void add_plan(CLI::App& app, Context& context);
+void add_probe(CLI::App& app, Context& context);
 void add_run(CLI::App& app, Context& context);
 void add_show(CLI::App& app, Context& context);
 
