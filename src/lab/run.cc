@@ -81,6 +81,16 @@ std::map<std::string, std::string> facts_of(const RunOptions& options, const Clu
   return facts;
 }
 
+// How the plan lays out this model's tensors. Fails on a plan that does not fit it.
+Result<schedule::Layout> layout_of(const RunOptions& options, const Model& model,
+                                   const Factors& factors) {
+  std::vector<schedule::Tensor> described;
+  for (uint32_t l = 0; l < model.layers.size(); ++l)
+    for (const ModelTensor& tensor : model.layers[l].tensors)
+      described.push_back({tensor.name, factors.to_real_elements(tensor.elements()), l});
+  return schedule::make_layout(schedule::scaled(options.plan, factors.shrink), described);
+}
+
 // The part of a job that is the same on all ranks.
 Result<Job> common_job(const RunOptions& options, const Model& model, const Factors& factors,
                        const Cluster& cluster) {
@@ -99,9 +109,7 @@ Result<Job> common_job(const RunOptions& options, const Model& model, const Fact
   job.model = model.name;
   job.plan = plan::canonical(options.plan);
   job.facts = facts_of(options, cluster);
-  std::vector<schedule::Tensor> described;
-  for (uint32_t l = 0; l < model.layers.size(); ++l) {
-    const ModelLayer& layer = model.layers[l];
+  for (const ModelLayer& layer : model.layers) {
     JobLayer out{layer.name,
                  factors.to_wall(layer.forward),
                  factors.to_wall(layer.backward),
@@ -110,13 +118,10 @@ Result<Job> common_job(const RunOptions& options, const Model& model, const Fact
     for (const ModelTensor& tensor : layer.tensors) {
       out.tensors.push_back(static_cast<uint32_t>(job.tensors.size()));
       job.tensors.push_back({tensor.name, factors.to_real_elements(tensor.elements())});
-      described.push_back({tensor.name, job.tensors.back().elements, l});
     }
     job.layers.push_back(std::move(out));
   }
-  // Also refuses, before anything is started, a plan that does not fit this model.
-  WEFT_ASSIGN(schedule::Layout layout,
-              schedule::make_layout(schedule::scaled(options.plan, factors.shrink), described));
+  WEFT_ASSIGN(schedule::Layout layout, layout_of(options, model, factors));
   for (const schedule::Bucket& bucket : layout.buckets) job.buckets.push_back(bucket.tensors);
   return job;
 }
@@ -369,6 +374,8 @@ Result<RunResult> run(const RunOptions& options, const Say& progress) {
   limits.cores = std::max(1u, std::thread::hardware_concurrency());
   WEFT_ASSIGN(Factors factors,
               choose_factors(target, workload, limits, options.dilation, options.shrink));
+  // A plan that cannot be carried out is refused before anything is made or started.
+  WEFT_TRY(layout_of(options, model, factors));
   WEFT_TRY(make_folder(options.output));
 
   Say say = progress ? progress : [](const std::string&) {};
