@@ -33,6 +33,42 @@ TEST(Readiness, tells_when_a_bucket_is_complete_and_refuses_nonsense) {
   EXPECT_EQ(*readiness.ready(3, 1), 0u);
 }
 
+TEST(Admission, decides_the_example_of_the_document) {
+  plan::Plan plan;
+  plan.bucket_rule = {kib(1), kib(1), false};  // a bucket a tensor: 2, 1, 0
+  plan.partition = mib(2);
+  plan.credit = mib(4);
+  plan.order = plan::Order::layer;
+  Layout layout = layout_of(plan, 3, 1u << 20);
+  Admission admission(layout, 2);
+  // What starts now, as "0a".
+  auto starts = [&] {
+    std::string out;
+    while (auto start = admission.next()) {
+      const Piece& piece = layout.pieces[start->piece];
+      uint32_t tensor = layout.buckets[piece.bucket].tensors[0];
+      out += text("%s%u%c", out.empty() ? "" : " ", tensor, 'a' + piece.partition);
+    }
+    return out;
+  };
+  auto complete = [&](uint32_t rank, uint32_t tensor) {
+    ASSERT_TRUE(admission.ready({rank}, layout.bucket_of[tensor], 0));
+  };
+  complete(0, 2);
+  EXPECT_EQ(starts(), "");
+  complete(1, 2);
+  EXPECT_EQ(starts(), "2a 2b");
+  for (uint32_t tensor : {1u, 0u}) {
+    for (uint32_t rank : {0u, 1u}) complete(rank, tensor);
+    EXPECT_EQ(starts(), "");
+  }
+  const char* expected[] = {"0a", "0b", "1a", "1b"};
+  for (uint32_t operation = 0; operation < 4; ++operation) {
+    ASSERT_TRUE(admission.finished(operation));
+    EXPECT_EQ(starts(), expected[operation]);
+  }
+}
+
 TEST(Admission, waits_for_the_last_rank_and_names_it) {
   Layout layout = layout_of(plan::Plan(), 1, 1000);
   Admission admission(layout, 3);

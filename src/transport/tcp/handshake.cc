@@ -28,6 +28,13 @@ struct WireHello {
 };
 static_assert(sizeof(WireHello) == kHello);
 
+// Words that follow a name: "it", or an address.
+Error ended(int error_number) {
+  if (error_number == 0 || error_number == ECONNRESET || error_number == EPIPE)
+    return error(Code::peer_lost, "closed before it proved the secret");
+  return io_error(error_number, "cannot be talked to");
+}
+
 }  // namespace
 
 std::array<std::byte, kHello> encode_hello(const Hello& hello) {
@@ -138,7 +145,7 @@ Result<bool> Handshake::advance(int fd) {
           ::send(fd, out_.data() + sent_, out_.size() - sent_, MSG_DONTWAIT | MSG_NOSIGNAL);
       if (put < 0 && errno == EINTR) continue;
       if (put < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return false;
-      if (put < 0) return io_error(errno, "sending the proof failed");
+      if (put < 0) return ended(errno);
       sent_ += static_cast<size_t>(put);
     }
     if (proved_) return true;
@@ -147,8 +154,7 @@ Result<bool> Handshake::advance(int fd) {
     ssize_t got = ::recv(fd, buffer.data(), expected_ - in_.size(), MSG_DONTWAIT);
     if (got < 0 && errno == EINTR) continue;
     if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return false;
-    if (got < 0) return io_error(errno, "receiving the proof failed");
-    if (got == 0) return error(Code::peer_lost, "closed before it proved the secret");
+    if (got <= 0) return ended(got == 0 ? 0 : errno);
     in_.insert(in_.end(), buffer.begin(), buffer.begin() + got);
     if (in_.size() == expected_) WEFT_TRY(message_complete());
   }
