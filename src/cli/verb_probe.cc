@@ -81,8 +81,8 @@ std::string host_name() {
 // Rank `from`'s bytes, on every rank. The group speaks floats: two bytes in each, exactly.
 Result<std::string> shared(runtime::Group& group, const std::string& own, Rank from) {
   constexpr float kBase = 65536;
-  std::array<float, 2> size = {static_cast<float>(own.size() / 65536),
-                               static_cast<float>(own.size() % 65536)};
+  const size_t high = own.size() / 65536, low = own.size() % 65536;
+  std::array<float, 2> size = {static_cast<float>(high), static_cast<float>(low)};
   WEFT_TRY(group.broadcast(size, from));
   auto bytes = static_cast<size_t>(size[0] * kBase + size[1]);
   std::vector<float> words((bytes + 1) / 2);

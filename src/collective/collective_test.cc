@@ -152,7 +152,7 @@ void run_nodes(const Setup& setup, const std::function<void(Node&)>& body) {
       options.early_bytes_limit = setup.early_bytes_limit;
       node.engine = std::make_unique<Engine>(
           options, *node.mesh.reactor, std::move(node.mesh.lanes_out),
-          std::move(node.mesh.lanes_in), *recorder, [&](Rank peer, Error error) {
+          std::move(node.mesh.lanes_in), *recorder, [&](Rank peer, const Error& error) {
             node.lost.push_back(text("rank %u: %s", peer.index, error.message().c_str()));
           });
       body(node);
@@ -167,7 +167,8 @@ float value(uint64_t i, uint32_t rank, uint32_t operation) {
   return static_cast<float>((i * 7 + operation * 13) % 97 + rank);
 }
 float sum(uint64_t i, uint32_t ranks, uint32_t operation) {
-  return static_cast<float>(ranks * ((i * 7 + operation * 13) % 97) + ranks * (ranks - 1) / 2);
+  uint64_t of_ranks = ranks * (ranks - 1) / 2;
+  return static_cast<float>(ranks * ((i * 7 + operation * 13) % 97) + of_ranks);
 }
 
 // An all-reduce in uneven parts.
@@ -363,7 +364,7 @@ struct Alone {
     options.ranks = 2;
     options.chunk_elements = 256;
     engine = std::make_unique<Engine>(options, reactor, std::move(out), std::move(in), *recorder,
-                                      [this](Rank peer, Error error) {
+                                      [this](Rank peer, const Error& error) {
                                         EXPECT_EQ(peer.index, 0u);
                                         lost.push_back(error.message());
                                       });

@@ -279,13 +279,13 @@ TEST(Join, names_the_rank_that_differs_to_everyone) {
       {[](JoinOptions& o) { o.lanes = 4; }, "rank 1 was started with other options"},
       {[](JoinOptions& o) { o.ranks = 4; }, "rank 1 was started for 4 ranks, rank 0 for 3"},
   };
-  for (auto& [change, words] : cases) {
+  for (auto& one : cases) {
     auto meshes = join_all(3, free_port(), [&](JoinOptions& options) {
-      if (options.rank.index == 1) change(options);
+      if (options.rank.index == 1) one.change(options);
     });
     for (auto& mesh : meshes) {
       ASSERT_FALSE(mesh);
-      EXPECT_THAT(mesh.error().message(), HasSubstr(words));
+      EXPECT_THAT(mesh.error().message(), HasSubstr(one.words));
     }
   }
 }
