@@ -12,7 +12,6 @@ namespace weft::transport {
 namespace {
 
 using testing::HasSubstr;
-using namespace testing_support;
 
 // Sends what is queued, keeps what arrives.
 class TestHandler final : public ChunkHandler {

@@ -140,7 +140,7 @@ class Prober {
         steps_(make_steps(options)),
         traffic_(clock_, std::max(options.chunk_bytes, options.other_chunk_bytes)) {
     auto open = [&](std::vector<Fd>& sockets, uint16_t first) {
-      for (uint16_t i = 0; i < sockets.size(); ++i)
+      for (size_t i = 0; i < sockets.size(); ++i)
         lanes_.push_back(std::make_unique<Lane>(
             *mesh_.reactor, std::move(sockets[i]), static_cast<uint16_t>(first + i), traffic_,
             clock_, unsent_limit_for(options.chunk_bytes), [this](uint16_t, Error error) {

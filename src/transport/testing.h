@@ -13,7 +13,7 @@
 #include "tcp/handshake.h"
 #include "weft/transport.h"
 
-namespace weft::transport::testing_support {
+namespace weft::transport {
 
 inline constexpr const char* kSecret = "a secret of the test";
 
@@ -160,6 +160,7 @@ inline std::vector<Result<Mesh>> join_all(uint32_t ranks, uint16_t port,
   }
   for (std::thread& thread : threads) thread.join();
   std::vector<Result<Mesh>> out;
+  out.reserve(ranks);
   for (auto& outcome : outcomes) out.push_back(std::move(*outcome));
   return out;
 }
@@ -174,4 +175,4 @@ inline bool turn_until(Reactor& reactor, const std::function<bool()>& done) {
   return true;
 }
 
-}  // namespace weft::transport::testing_support
+}  // namespace weft::transport

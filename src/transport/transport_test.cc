@@ -15,7 +15,6 @@ namespace weft::transport {
 namespace {
 
 using testing::HasSubstr;
-using namespace testing_support;
 
 // ---- words on the wire -------------------------------------------------------------------
 

@@ -6,8 +6,7 @@
 #include "tcp/handshake.h"
 #include "weft/transport.h"
 
-using namespace weft;
-using namespace weft::transport;
+namespace weft::transport {
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   std::span<const std::byte> bytes(reinterpret_cast<const std::byte*>(data), size);
@@ -35,3 +34,5 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (taken > size) __builtin_trap();
   return 0;
 }
+
+}  // namespace weft::transport
