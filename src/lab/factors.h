@@ -46,8 +46,8 @@ struct Factors {
 struct FactorLimits {
   uint32_t cores = 1;
   // What a core carries through veth and htb at under half load, summed over what all hosts send.
-  double bits_per_s_per_core = 2.5e9;
-  Nanos iteration_wall = {2'000'000'000};
+  double bits_per_s_per_core = 1.25e9;
+  Nanos iteration_wall = {2'500'000'000};
 };
 
 // Chooses the factors, or takes the asked ones. Fails with invalid_argument if an asked one is

@@ -24,8 +24,8 @@ constexpr double kPortBurstSeconds = 0.002;
 
 // A packet costs up to three timers, and timers are most of what shaping costs; large ones make
 // short transfers over-fast. So packets are as large as holds their number, over all hosts, to one
-// in 58 us: 36 kB for 5 Gb/s.
-constexpr double kPacketSeconds = 57.6e-6;
+// in 104 us: 32 kB for 2.5 Gb/s.
+constexpr double kPacketSeconds = 104e-6;
 constexpr double kPacketMax = 65536;
 
 uint64_t bits(double bits_per_s) { return static_cast<uint64_t>(std::llround(bits_per_s)); }

@@ -34,10 +34,10 @@ Plan expert() {
   plan.bucket_rule = {mib(4), mib(4), false};
   plan.partition = mib(4);
   plan.order = Order::layer;
-  plan.credit = mib(16);
+  plan.credit = mib(32);
   plan.barrier = Barrier::tensor;
   plan.lanes = 8;
-  plan.chunk = kib(256);
+  plan.chunk = kib(512);
   return plan;
 }
 
