@@ -18,13 +18,7 @@ namespace {
 
 // Every verb, in the order in which help lists them.
 constexpr void (*kVerbs[])(CLI::App&, Context&) = {
-    add_info,
-    add_show,
-    add_export,
-    add_plan,
-    add_lab,
-    add_probe,
-    add_run,
+    add_info, add_show, add_export, add_plan, add_lab, add_probe, add_run,
 };
 
 }  // namespace

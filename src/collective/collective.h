@@ -97,6 +97,8 @@ class Engine final : private transport::ChunkHandler {
   void start(Operation operation);
   // Moves what can be moved; call after each turn of the reactor. Returns what has finished.
   std::vector<uint32_t> poll();
+  // The last poll() could have sent more: call it again without waiting for an event.
+  bool more_to_send() const { return more_to_send_; }
 
   // Touches no operation's memory from now on: its owner may have it back. Nothing finishes.
   void halt();
@@ -169,6 +171,7 @@ class Engine final : private transport::ChunkHandler {
   std::vector<std::optional<Place>> landing_;  // by incoming lane: chunk of a running operation
   schedule::Dispatch dispatch_;
   size_t next_lane_ = 0;
+  bool more_to_send_ = false;
   uint64_t next_message_;
   Nanos last_change_;
 };

@@ -15,6 +15,8 @@ using transport::OutgoingChunk;
 
 namespace {
 
+constexpr size_t kRoundsPerPoll = 4;
+
 constexpr std::array<const char*, 5> kTcpFields = {
     "round_trip_us", "congestion_window", "retransmitted", "unsent_bytes", "delivery_bytes_per_s"};
 
@@ -95,18 +97,21 @@ void Engine::start(Operation operation) {
 }
 
 void Engine::halt() {
+  more_to_send_ = false;
   for (auto* lanes : {&out_, &in_})
     for (auto& lane : *lanes) lane->halt();
 }
 
 std::vector<uint32_t> Engine::poll() {
-  // Round and round over the lanes, a chunk each, until the chunks or the room are used up.
-  size_t refused = 0;
-  while (!dispatch_.empty() && refused < out_.size()) {
+  // Round and round over the lanes, a chunk each, until the chunks or the room are used up. A few
+  // rounds at most: on a fast path there is always room, and what arrives must not wait for it.
+  size_t refused = 0, turns = kRoundsPerPoll * out_.size();
+  while (!dispatch_.empty() && refused < out_.size() && turns-- > 0) {
     bool took = out_[next_lane_]->send_one();
     refused = took ? 0 : refused + 1;
     next_lane_ = (next_lane_ + 1) % out_.size();
   }
+  more_to_send_ = !dispatch_.empty() && refused < out_.size();
   for (uint32_t number : finished_) running_.erase(number);
   return std::exchange(finished_, {});
 }

@@ -89,7 +89,7 @@ std::string Group::Impl::describe(Rank rank) const {
 
 void Group::Impl::loop() {
   for (;;) {
-    mesh.reactor->run_once(kTurn);
+    mesh.reactor->run_once(engine->more_to_send() ? Nanos{0} : kTurn);
     Nanos now = monotonic_clock().now();
     std::vector<std::function<void()>> todo;
     bool stop = false;

@@ -35,13 +35,14 @@ std::vector<Step> make_steps(const ProbeOptions& options) {
   std::vector<Step> steps;
   steps.push_back({StepType::idle, trace::ProbeScope::ring, false, 0, 0});
   using Scope = trace::ProbeScope;
+  // The other chunk size first: what the budget cuts off is at the end.
+  steps.push_back({StepType::rate, Scope::pair, false, 4, options.other_chunk_bytes});
+  steps.push_back({StepType::rate, Scope::ring, false, 4, options.other_chunk_bytes});
   for (bool reverse : {false, true})
     for (Scope scope : {Scope::ring, Scope::pair})
       for (unsigned flows : {1u, 2u, 4u, 8u, 16u})
         steps.push_back(
             {StepType::rate, scope, reverse, static_cast<uint16_t>(flows), options.chunk_bytes});
-  steps.push_back({StepType::rate, Scope::pair, false, 4, options.other_chunk_bytes});
-  steps.push_back({StepType::rate, Scope::ring, false, 4, options.other_chunk_bytes});
   return steps;
 }
 
