@@ -139,6 +139,9 @@ Result<CpuTimes> cpu_times();
 CpuLoad cpu_load(const CpuTimes& from, const CpuTimes& to);
 // Over this share of busy (and stolen) time a run is unsound.
 inline constexpr double kUnsoundBusyPercent = 70;
+// Over this share of stolen time as well: a tenth was seen to lengthen iterations by a tenth, and
+// two fifths by seven.
+inline constexpr double kUnsoundStealPercent = 10;
 
 // The first program of this name in PATH or where system programs are, which an ordinary user's
 // PATH lacks.

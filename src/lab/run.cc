@@ -413,6 +413,13 @@ Result<RunResult> run(const RunOptions& options, const Say& progress) {
                "--dilation",
                result.cpu_busy_percent, result.steal_percent, kUnsoundBusyPercent));
     }
+    if (result.steal_percent > kUnsoundStealPercent) {
+      result.sound = false;
+      result.remarks.push_back(
+          text("unsound: %.0f %% of the processors' time was taken by other guests of this machine "
+               "(limit %.0f %%); run it again",
+               result.steal_percent, kUnsoundStealPercent));
+    }
     if (!result.sums_exact)
       result.remarks.push_back("WRONG SUMS: a gradient differs from its exact sum");
     result.remarks.push_back("device compute is emulated by timers; everything else is real");

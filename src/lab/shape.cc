@@ -44,8 +44,9 @@ Shape shape_of(const ClusterSpec& spec) {
   const double packet = spec.hosts * spec.link_bits_per_s / 8 * kPacketSeconds;
   shape.gso_bytes = static_cast<uint32_t>(std::clamp(
       packet > 0 ? packet : kPacketMax, 2.0 * spec.mtu, std::max(kPacketMax, 2.0 * spec.mtu)));
-  shape.flow_queue_bytes = shape.gso_bytes;
   const double flow = capped ? spec.flow_bits_per_s : spec.link_bits_per_s;
+  // One packet, or a millisecond where that is more: less and a fast flow waits for its own sender.
+  shape.flow_queue_bytes = std::max(shape.gso_bytes, static_cast<uint32_t>(flow * 1e-3 / 8));
   shape.link_burst_bytes =
       std::max<uint64_t>(spec.mtu, static_cast<uint64_t>(spec.link_bits_per_s * kBurstSeconds / 8));
   shape.flow_burst_bytes =
