@@ -54,7 +54,8 @@ bool Gradients::verify_and_refill(std::span<float> data, uint32_t tensor, uint64
                                   uint64_t next_step) const {
   const float* expected = pattern(tensor, step);
   const float* next = pattern(tensor, next_step);
-  auto constant = static_cast<float>(ranks_ * (ranks_ - 1) / 2);
+  uint32_t of_ranks = ranks_ * (ranks_ - 1) / 2;
+  auto constant = static_cast<float>(of_ranks);
   bool exact = true;
   for (size_t at = 0; at < data.size(); at += kBlock) {
     size_t count = std::min(kBlock, data.size() - at);

@@ -24,8 +24,8 @@ float value(uint64_t i, uint64_t tensor, uint64_t step, uint32_t rank) {
   return static_cast<float>((i * 7 + step * 13 + tensor * 31) % 97 + rank);
 }
 float sum(uint64_t i, uint64_t tensor, uint64_t step, uint32_t ranks) {
-  return static_cast<float>(ranks * ((i * 7 + step * 13 + tensor * 31) % 97) +
-                            ranks * (ranks - 1) / 2);
+  uint64_t of_ranks = uint64_t{ranks} * (ranks - 1) / 2;
+  return static_cast<float>(ranks * ((i * 7 + step * 13 + tensor * 31) % 97) + of_ranks);
 }
 
 plan::Plan random_plan(Rng& rng) {

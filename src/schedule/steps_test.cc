@@ -60,6 +60,12 @@ struct World {
   }
 };
 
+// What element i of World::data adds up to over all ranks.
+double summed(uint64_t i, uint32_t p) {
+  uint64_t of_ranks = uint64_t{p} * (p - 1) / 2;
+  return static_cast<double>(i * 10 * p + of_ranks);
+}
+
 class Ring : public testing::TestWithParam<std::tuple<uint32_t, uint64_t, uint64_t>> {};
 
 TEST_P(Ring, all_reduce_sums_everywhere_and_moves_what_the_formula_says) {
@@ -70,8 +76,7 @@ TEST_P(Ring, all_reduce_sums_everywhere_and_moves_what_the_formula_says) {
   uint64_t total_sent = 0;
   for (uint32_t r = 0; r < p; ++r) {
     total_sent += world.sent_elements[r];
-    for (uint64_t i = 0; i < n; ++i)
-      ASSERT_EQ(world.data[r][i], static_cast<double>(i * 10 * p + p * (p - 1) / 2));
+    for (uint64_t i = 0; i < n; ++i) ASSERT_EQ(world.data[r][i], summed(i, p));
   }
   EXPECT_EQ(total_sent, 2 * (p - 1) * n);  // 2(p-1)/p * n a rank, on average
 }
@@ -84,14 +89,13 @@ TEST_P(Ring, reduce_scatter_then_all_gather_is_all_reduce) {
   for (uint32_t r = 0; r < p; ++r) {
     ChunkRange own = scatter.steps[r].owned();
     for (uint64_t i = own.first; i < own.first + own.elements; ++i)
-      ASSERT_EQ(scatter.data[r][i], static_cast<double>(i * 10 * p + p * (p - 1) / 2));
+      ASSERT_EQ(scatter.data[r][i], summed(i, p));
   }
   World gather(Collective::all_gather, p, n, chunk, {0});
   gather.data = scatter.data;
   gather.run(rng);
   for (uint32_t r = 0; r < p; ++r)
-    for (uint64_t i = 0; i < n; ++i)
-      ASSERT_EQ(gather.data[r][i], static_cast<double>(i * 10 * p + p * (p - 1) / 2));
+    for (uint64_t i = 0; i < n; ++i) ASSERT_EQ(gather.data[r][i], summed(i, p));
 }
 
 TEST_P(Ring, broadcast_reaches_all_from_every_root) {
