@@ -52,7 +52,7 @@ Engine::Engine(const Options& options, transport::Reactor& reactor, std::vector<
   scratch_.resize(count);
   landing_early_.resize(count);
   landing_.resize(count);
-  uint32_t unsent = transport::unsent_limit_for(options.chunk_elements * schedule::kElementBytes);
+  uint32_t unsent = cost::unsent_limit(options.chunk_elements * schedule::kElementBytes);
   auto open = [&](std::vector<Fd>& sockets, size_t first, uint32_t peer, trace::TrackType type,
                   const char* format, std::vector<std::unique_ptr<transport::Lane>>& lanes) {
     for (size_t i = 0; i < count; ++i) {

@@ -20,6 +20,12 @@ std::optional<double> rate_of_flows(const Costs& costs, uint32_t flows) {
   return std::min(flows * costs.flow_bytes_per_s->value, link);
 }
 
+uint32_t unsent_limit(uint64_t chunk_bytes) {
+  // Below this a sender that is woken a few milliseconds late leaves a slow lane idle.
+  constexpr uint64_t kLeast = 64u << 10, kMost = 512u << 10;
+  return static_cast<uint32_t>(std::clamp(2 * std::min(chunk_bytes, kMost), kLeast, kMost));
+}
+
 double ring_bytes_per_rank(double bytes, uint32_t ranks) {
   if (ranks < 2) return 0;
   return 2.0 * (ranks - 1) / ranks * bytes;

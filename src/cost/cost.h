@@ -19,6 +19,9 @@
 
 namespace weft::cost {
 
+// A chunk's header on the wire (docs/wire.md).
+inline constexpr uint64_t kHeaderBytes = 64;
+
 // A constant with the spread of what it was fitted to.
 struct Fitted {
   double value = 0;
@@ -49,14 +52,40 @@ struct Costs {
     Fitted bytes_per_s;
   };
   std::vector<RatePoint> ring_rates;
+
+  // From the run's own messages, never from time spent waiting for another rank.
+  std::optional<Fitted> lane_bytes_per_s;  // one lane while it always had something to send
+  uint32_t lanes = 0;                      // how many there were then
+  std::optional<Fitted> hand_over_ns;      // end of a backward -> its gradient is handed over
+  std::optional<Fitted> report_ns;         // last rank complete -> the operation is admitted
+  std::optional<Fitted> begin_ns;          // admitted -> another rank begins it
+  std::optional<Fitted> wake_up_ns;        // the sum is there -> the waiting thread goes on
+
+  // How the hosts' kernels hand data to the network; recorded facts where there are any.
+  struct Sending {
+    double packet_bytes = 65536;    // the most that leaves a flow's queue at once
+    double queue_bytes = 65536;     // of a flow, below the socket: no longer "unsent"
+    double flow_burst_bytes = 0;    // what an idle flow may send above its cap
+    double link_burst_bytes = 0;    // the same of a host's link
+    bool shaped = false;            // a shaper lets a packet pass at once and then makes up for it;
+                                    // otherwise a packet takes its time before it arrives
+    bool shared_processor = false;  // all ranks run on one machine's cores
+    uint32_t cores = 1;             // of that machine, or of each host
+  } sending;
 };
 
-// Fits from what a run recorded; pings and probe results of all its processes.
+// Fits from what a run recorded: pings and probe results of all its processes, and the times of
+// its messages, for which the trace must be on one clock (weft/align.h). Where the run's own
+// messages say what a flow carries, they overrule the probe, which had only milliseconds for it.
 Costs fit(const trace::Trace& trace);
 
 // Bytes a second that n flows of one host carry together; nullopt when nothing was measured, or
 // when n is more than was measured and the link was not yet full.
 std::optional<double> rate_of_flows(const Costs& costs, uint32_t flows);
+
+// How much may wait unsent in the kernel on a lane that carries chunks of this size: enough to
+// keep it busy until the next turn, no more, because it can no longer be overtaken.
+uint32_t unsent_limit(uint64_t chunk_bytes);
 
 // Bytes that each rank sends (and receives) for a ring all-reduce of `bytes`: 2(p-1)/p * bytes.
 double ring_bytes_per_rank(double bytes, uint32_t ranks);

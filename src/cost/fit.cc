@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 
+#include "messages.h"
 #include "weft/cost.h"
 
 namespace weft::cost {
@@ -19,16 +20,10 @@ using trace::ProbeType;
 constexpr double kNearlyAll = 0.9;
 // Chunk sizes closer than this (as a ratio) cannot tell the cost of a byte from that of a chunk.
 constexpr double kChunkSizesApart = 1.2;
+// A rate this far above what flows in proportion would carry was not carried by the network.
+constexpr double kMishap = 1.2;
 // A sample this many interquartile ranges outside the quartiles is a mishap, not a measurement.
 constexpr double kFence = 3;
-
-std::optional<Fitted> summary(const std::vector<double>& samples) {
-  if (samples.empty()) return std::nullopt;
-  return Fitted{.value = quantile(samples, 0.5),
-                .low = quantile(samples, 0.25),
-                .high = quantile(samples, 0.75),
-                .samples = static_cast<uint32_t>(samples.size())};
-}
 
 // A file may hold anything: only records that something was measured by are used.
 bool usable(const ProbeResult& result) { return result.bytes > 0 && result.duration_ns > 0; }
@@ -81,7 +76,15 @@ struct Line {
 // rate(n) = min(n * flow, link)
 Line fit_line(const std::map<uint32_t, Samples>& rates) {
   Line line;
-  for (const auto& [flows, samples] : rates) line.points.push_back({flows, *summary(samples)});
+  for (const auto& [flows, samples] : rates) {
+    const Fitted rate = *summary(samples);
+    // More flows cannot carry more than in proportion: then a receiver was held up, and found at
+    // once what had piled up.
+    const bool mishap =
+        !line.points.empty() && rate.value > kMishap * line.points.back().bytes_per_s.value /
+                                                 line.points.back().flows * flows;
+    if (!mishap) line.points.push_back({flows, rate});
+  }
   if (line.points.empty()) return line;
 
   const auto fastest = std::max_element(
@@ -225,6 +228,14 @@ std::optional<Fitted> local_cost(const trace::Trace& trace, ProbeType type) {
 
 }  // namespace
 
+std::optional<Fitted> summary(const std::vector<double>& samples) {
+  if (samples.empty()) return std::nullopt;
+  return Fitted{.value = quantile(samples, 0.5),
+                .low = quantile(samples, 0.25),
+                .high = quantile(samples, 0.75),
+                .samples = static_cast<uint32_t>(samples.size())};
+}
+
 Costs fit(const trace::Trace& trace) {
   Costs costs;
   Line ring = fit_line(rates_by_flows(trace, ProbeScope::ring));
@@ -251,6 +262,7 @@ Costs fit(const trace::Trace& trace) {
   costs.copy_ns_per_byte = local_cost(trace, ProbeType::copy);
   costs.reduce_ns_per_byte = local_cost(trace, ProbeType::reduce);
   costs.checksum_ns_per_byte = local_cost(trace, ProbeType::checksum);
+  fit_messages(trace, costs);
   return costs;
 }
 

@@ -96,7 +96,7 @@ std::vector<std::byte> noise(size_t size, uint64_t seed) {
 struct End {
   End(Reactor& reactor, Fd socket, uint16_t index = 0)
       : lane(reactor, std::move(socket), index, handler, monotonic_clock(),
-             unsent_limit_for(64u << 10), [this](uint16_t, Error told) {
+             cost::unsent_limit(64u << 10), [this](uint16_t, Error told) {
                EXPECT_FALSE(error) << "told twice";
                error = std::move(told);
              }) {}
@@ -310,10 +310,10 @@ TEST(Lane, one_that_is_not_served_does_not_hold_up_the_others) {
   TestHandler source;
   std::optional<Error> failure;
   auto on_error = [&](uint16_t, Error told) { failure = std::move(told); };
-  Lane fast(reactor, std::move(fast_out), 0, source, monotonic_clock(), unsent_limit_for(64u << 10),
+  Lane fast(reactor, std::move(fast_out), 0, source, monotonic_clock(), cost::unsent_limit(64u << 10),
             on_error);
   Lane stuck(reactor, std::move(stuck_out), 1, source, monotonic_clock(),
-             unsent_limit_for(64u << 10), on_error);
+             cost::unsent_limit(64u << 10), on_error);
   End to(reactor, std::move(fast_in));
   constexpr uint32_t kChunks = 1024;
   std::vector<std::byte> payload = noise(64u << 10, 1);

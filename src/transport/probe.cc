@@ -18,6 +18,8 @@ constexpr uint8_t kProbeCollective = 0xfe;
 constexpr uint32_t kEndOfStep = 0xffffffff;  // header.chunk of a lane's last message
 constexpr Nanos kIdleTime = Nanos::from_millis(20);
 constexpr Nanos kTurn = Nanos::from_millis(1);
+constexpr Nanos kTogether = Nanos::from_micros(200);
+constexpr double kImplausible = 1.2;
 constexpr double kWarmUp = 0.35;  // share of a step that is not counted
 
 enum class StepType : uint8_t { idle, rate };
@@ -144,7 +146,7 @@ class Prober {
       for (size_t i = 0; i < sockets.size(); ++i)
         lanes_.push_back(std::make_unique<Lane>(
             *mesh_.reactor, std::move(sockets[i]), static_cast<uint16_t>(first + i), traffic_,
-            clock_, unsent_limit_for(options.chunk_bytes), [this](uint16_t, Error error) {
+            clock_, cost::unsent_limit(options.chunk_bytes), [this](uint16_t, Error error) {
               if (!failure_) failure_ = std::move(error);
             }));
       sockets.clear();
@@ -335,7 +337,11 @@ class Prober {
       if (!receives || bytes == 0 || (!samples.empty() && bytes == samples.back().bytes)) return;
       Nanos now = clock_.now();
       if (first_arrival.count == 0) first_arrival = now;
-      samples.push_back({now, bytes});
+      // Chunks of one packet come together: a sample in their middle would count the packet half.
+      if (!samples.empty() && now - samples.back().at < kTogether)
+        samples.back().bytes = bytes;
+      else
+        samples.push_back({now, bytes});
     };
     // A turn with many full connections may last as long as the step: count within it too.
     traffic_.on_arrival = count;
@@ -369,6 +375,16 @@ class Prober {
     if (from != nullptr && to != nullptr && to->at > from->at && to->bytes > from->bytes) {
       own_.bytes = to->bytes - from->bytes;
       own_.duration_ns = (to->at - from->at).count;
+      // A receiver that had to wait for a processor finds much at once: then only the whole step
+      // tells the rate.
+      const Sample& last = samples.back();
+      const auto whole_ns = static_cast<double>((last.at - first_arrival).count);
+      const double whole = whole_ns > 0 ? static_cast<double>(last.bytes) / whole_ns : 0;
+      const double window = static_cast<double>(own_.bytes) / static_cast<double>(own_.duration_ns);
+      if (window > kImplausible * whole) {
+        own_.bytes = last.bytes;
+        own_.duration_ns = (last.at - first_arrival).count;
+      }
       share = total > 0 ? static_cast<double>(own_.bytes) / static_cast<double>(total) : 0;
       own_.chunks = static_cast<uint64_t>(static_cast<double>(traffic_.chunks_in()) * share);
     }

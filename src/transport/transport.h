@@ -26,6 +26,7 @@
 #include <vector>
 
 #include "weft/capture.h"
+#include "weft/cost.h"
 
 namespace weft::transport {
 
@@ -50,7 +51,7 @@ struct ChunkHeader {
   uint64_t message = 0;   // unique in the run
   uint64_t checksum = 0;  // XXH3-64 of the payload
 };
-inline constexpr size_t kChunkHeaderBytes = 64;
+inline constexpr size_t kChunkHeaderBytes = cost::kHeaderBytes;
 
 void encode(const ChunkHeader& header, std::span<std::byte, kChunkHeaderBytes> out);
 // Fails with corrupt on anything that encode() cannot have written.
@@ -128,10 +129,6 @@ struct TcpInfo {
   uint64_t unsent_bytes = 0;
   uint64_t delivery_bytes_per_s = 0;
 };
-
-// How much may wait unsent in the kernel on a lane that carries chunks of this size: enough to
-// keep it busy until the next turn, no more, because it can no longer be overtaken.
-uint32_t unsent_limit_for(uint64_t chunk_bytes);
 
 // One connection, used in both directions. Errors end the lane and are told once.
 class Lane final : public Reactor::Handler {

@@ -34,12 +34,6 @@ void advance(std::vector<iovec>& parts, size_t& index, size_t count) {
 
 }  // namespace
 
-uint32_t unsent_limit_for(uint64_t chunk_bytes) {
-  // Below this a sender that is woken a few milliseconds late leaves a slow lane idle.
-  constexpr uint64_t kLeast = 64u << 10, kMost = 512u << 10;
-  return static_cast<uint32_t>(std::clamp(2 * chunk_bytes, kLeast, kMost));
-}
-
 Lane::Lane(Reactor& reactor, Fd socket, uint16_t index, ChunkHandler& handler, const Clock& clock,
            uint32_t unsent_limit, OnError on_error)
     : reactor_(reactor),

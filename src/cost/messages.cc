@@ -1,0 +1,200 @@
+#include "messages.h"
+
+#include <algorithm>
+#include <charconv>
+#include <map>
+#include <unordered_map>
+
+namespace weft::cost {
+namespace {
+
+using trace::Event;
+using trace::Kind;
+using trace::Process;
+using trace::Shape;
+
+// A chunk that was handed to its lane this long before the one ahead of it had arrived was waiting
+// for the lane, not the lane for it.
+constexpr int64_t kQueuedBefore = 200'000;
+// Fewer back-to-back arrivals than this say nothing about a rate.
+constexpr size_t kEnoughArrivals = 50;
+// A lane's own messages overrule the probe only where the link did not hold the lanes back.
+constexpr double kLinkNotFull = 0.9;
+
+int64_t difference(int64_t a, int64_t b) {
+  int64_t out = 0;
+  // Times lie within 2^62 of zero (trace::flaw_of), so this cannot overflow for a whole file.
+  if (__builtin_sub_overflow(a, b, &out)) return 0;
+  return out;
+}
+
+// ---- rates of lanes ------------------------------------------------------------------------
+
+struct Transfer {
+  int64_t sent = 0;      // first byte handed to the kernel
+  int64_t received = 0;  // last byte taken
+  uint64_t bytes = 0;
+};
+
+// Messages by sending rank and lane, in the order of arrival.
+std::map<std::pair<uint32_t, uint16_t>, std::vector<Transfer>> transfers(
+    const trace::Trace& trace) {
+  std::unordered_map<uint64_t, std::pair<uint32_t, const Event*>> sends;
+  for (const Process& process : trace.processes)
+    for (const Event& event : process.events)
+      if (event.shape == Shape::send && event.kind == Kind::chunk &&
+          event.iteration != trace::kNone)
+        sends.emplace(event.message, std::pair(process.environment.rank, &event));
+  std::map<std::pair<uint32_t, uint16_t>, std::vector<Transfer>> by_lane;
+  for (const Process& process : trace.processes)
+    for (const Event& event : process.events) {
+      if (event.shape != Shape::receive || event.kind != Kind::chunk) continue;
+      auto send = sends.find(event.message);
+      if (send == sends.end() || send->second.first == process.environment.rank) continue;
+      by_lane[{send->second.first, event.lane}].push_back(
+          {send->second.second->start_ns, event.end_ns(), event.bytes});
+    }
+  for (auto& [lane, list] : by_lane)
+    std::sort(list.begin(), list.end(),
+              [](const Transfer& a, const Transfer& b) { return a.received < b.received; });
+  return by_lane;
+}
+
+void fit_lanes(const trace::Trace& trace, Costs& costs) {
+  std::vector<double> rates;
+  uint16_t lanes = 0;
+  for (const auto& [lane, list] : transfers(trace)) {
+    if (lane.second != trace::kNone16) lanes = std::max<uint16_t>(lanes, lane.second + 1);
+    double bytes = 0, ns = 0;
+    size_t count = 0;
+    for (size_t i = 1; i < list.size(); ++i) {
+      if (difference(list[i - 1].received, list[i].sent) < kQueuedBefore) continue;
+      bytes += static_cast<double>(list[i].bytes + kHeaderBytes);
+      ns += static_cast<double>(difference(list[i].received, list[i - 1].received));
+      ++count;
+    }
+    if (count >= kEnoughArrivals && ns > 0) rates.push_back(bytes / ns * 1e9);
+  }
+  costs.lane_bytes_per_s = summary(rates);
+  costs.lanes = lanes;
+  if (!costs.lane_bytes_per_s || !costs.flow_bytes_per_s || !costs.link_bytes_per_s) return;
+  if (lanes * costs.lane_bytes_per_s->value < kLinkNotFull * costs.link_bytes_per_s->value)
+    costs.flow_bytes_per_s = costs.lane_bytes_per_s;
+}
+
+// ---- delays --------------------------------------------------------------------------------
+
+struct BucketStep {
+  uint32_t bucket;
+  uint32_t iteration;
+  auto operator<=>(const BucketStep&) const = default;
+};
+
+struct Delays {
+  std::vector<double> hand_over, report, begin, wake_up;
+};
+
+void collect_rank(const Process& process, std::map<BucketStep, int64_t>& complete, Delays& delays) {
+  std::map<std::pair<uint32_t, uint32_t>, int64_t> backward_end;  // by iteration, layer
+  std::map<std::pair<uint32_t, uint32_t>, int64_t> done;          // by iteration, tensor
+  for (const Event& event : process.events) {
+    if (event.kind == Kind::backward) backward_end[{event.iteration, event.layer}] = event.end_ns();
+    if (event.kind == Kind::tensor_done) done[{event.iteration, event.tensor}] = event.start_ns;
+  }
+  for (const Event& event : process.events) {
+    if (event.kind == Kind::gradient_ready) {
+      int64_t& last =
+          complete.try_emplace({event.bucket, event.iteration}, event.start_ns).first->second;
+      last = std::max(last, event.start_ns);
+      auto produced = backward_end.find({event.iteration, event.layer});
+      if (produced != backward_end.end())
+        if (int64_t late = difference(event.start_ns, produced->second); late >= 0)
+          delays.hand_over.push_back(static_cast<double>(late));
+    } else if (event.kind == Kind::wait) {
+      // Only where it did wait: the sum came within the span.
+      auto sum = done.find({event.iteration, event.tensor});
+      if (sum == done.end() || sum->second < event.start_ns || sum->second > event.end_ns())
+        continue;
+      delays.wake_up.push_back(static_cast<double>(difference(event.end_ns(), sum->second)));
+    }
+  }
+}
+
+void fit_delays(const trace::Trace& trace, Costs& costs) {
+  Delays delays;
+  std::map<BucketStep, int64_t> complete;  // when the last rank had it
+  for (const Process& process : trace.processes) collect_rank(process, complete, delays);
+  std::map<uint32_t, int64_t> admitted;  // by operation
+  for (const Process& process : trace.processes)
+    for (const Event& event : process.events) {
+      if (event.kind != Kind::admitted) continue;
+      admitted[event.operation] = event.start_ns;
+      // Behind another operation it may have waited for credit; the first of its bucket that comes
+      // right away did not.
+      auto ready = complete.find({event.bucket, event.iteration});
+      if (ready == complete.end() || event.partition != 0) continue;
+      if (int64_t late = difference(event.start_ns, ready->second); late >= 0)
+        delays.report.push_back(static_cast<double>(late));
+    }
+  for (const Process& process : trace.processes) {
+    if (process.environment.rank == 0) continue;
+    for (const Event& event : process.events) {
+      if (event.kind != Kind::operation) continue;
+      auto when = admitted.find(event.operation);
+      if (when != admitted.end())
+        delays.begin.push_back(
+            std::max(0.0, static_cast<double>(difference(event.start_ns, when->second))));
+    }
+  }
+  costs.hand_over_ns = summary(delays.hand_over);
+  costs.begin_ns = summary(delays.begin);
+  costs.wake_up_ns = summary(delays.wake_up);
+  // Where credit holds most operations back, those that it did not are the quickest ones.
+  if (!delays.report.empty()) {
+    const double quick = quantile(delays.report, 0.1);
+    std::erase_if(delays.report, [&](double ns) { return ns > 4 * quick; });
+    costs.report_ns = summary(delays.report);
+  }
+}
+
+// ---- recorded facts ------------------------------------------------------------------------
+
+std::optional<double> number(const std::map<std::string, std::string>& facts, const char* key) {
+  auto found = facts.find(key);
+  if (found == facts.end()) return std::nullopt;
+  double value = 0;
+  const std::string& written = found->second;
+  auto [end, failure] = std::from_chars(written.data(), written.data() + written.size(), value);
+  if (failure != std::errc() || !(value >= 0) || value > 1e15) return std::nullopt;
+  return value;
+}
+
+void read_facts(const trace::Trace& trace, Costs& costs) {
+  if (trace.processes.empty()) return;
+  const trace::Environment& environment = trace.processes.front().environment;
+  Costs::Sending& sending = costs.sending;
+  sending.cores = std::clamp(environment.cores, 1u, 4096u);
+  sending.shared_processor = environment.emulated_compute;
+  // Packets below a page's worth would only make replay slow.
+  constexpr double kLeastPacket = 4096;
+  if (auto bytes = number(environment.lab, "lab.gso_max_bytes"))
+    sending.packet_bytes = std::max(kLeastPacket, *bytes);
+  if (auto bytes = number(environment.lab, "net.ipv4.tcp_limit_output_bytes"))
+    sending.queue_bytes = *bytes;
+  if (auto bytes = number(environment.lab, "lab.flow_burst_bytes"))
+    sending.flow_burst_bytes = *bytes;
+  if (auto bytes = number(environment.lab, "lab.link_burst_bytes")) {
+    sending.link_burst_bytes = *bytes;
+    sending.shaped = true;
+  }
+}
+
+}  // namespace
+
+void fit_messages(const trace::Trace& trace, Costs& costs) {
+  fit_lanes(trace, costs);
+  fit_delays(trace, costs);
+  read_facts(trace, costs);
+}
+
+}  // namespace weft::cost

@@ -1,0 +1,227 @@
+#include "weft/replay.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "testing.h"
+
+namespace weft::replay {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+using testing::SmallJob;
+
+constexpr double kCompute = 3 * (2e6 + 4e6 + 0.1e6);
+constexpr double kBytes = 12e6;
+
+plan::Plan preset(const char* name) { return plan::preset(name).value(); }
+
+Replayer replayer_of(const SmallJob& job, const cost::Costs& costs) {
+  auto made = Replayer::make(testing::graph_of(job), costs);
+  EXPECT_TRUE(made.ok()) << made.error().message();
+  return std::move(*made);
+}
+
+Replayer replayer_of(const SmallJob& job) {
+  return replayer_of(job, testing::costs_of_capped_link());
+}
+
+SmallJob under(const plan::Plan& plan) {
+  SmallJob job;
+  job.plan = plan;
+  return job;
+}
+
+Prediction predicted(const Replayer& replayer, const Question& question) {
+  auto answer = replayer.predict(question);
+  EXPECT_TRUE(answer.ok()) << answer.error().message();
+  return std::move(*answer);
+}
+
+TEST(Replay, free_communication_leaves_the_compute) {
+  Replayer replayer = replayer_of(under(preset("ddp")));
+  Question question;
+  question.what_if.free_communication = true;
+  EXPECT_NEAR(predicted(replayer, question).iteration_ns, kCompute, 1);
+}
+
+TEST(Replay, one_flow_takes_as_long_as_its_cap_says) {
+  plan::Plan plan = preset("ddp");
+  plan.bucket_rule = {mib(64), mib(64), true};  // everything in one bucket, after all backward
+  Replayer replayer = replayer_of(under(plan));
+  double wire = 1e9 * cost::ring_wire_seconds(kBytes, 4, 0.25e9);
+  double iteration = predicted(replayer, {}).iteration_ns;
+  // A shaper lets the last packet of a flow pass before its time is up.
+  EXPECT_GT(iteration, 0.999 * (kCompute + wire));
+  EXPECT_LT(iteration, 1.03 * (kCompute + wire));
+}
+
+TEST(Replay, lanes_help_until_the_link_is_full) {
+  plan::Plan plan = preset("ddp");
+  plan.bucket_rule = {mib(64), mib(64), true};
+  Replayer replayer = replayer_of(under(plan));
+  std::vector<double> times;
+  for (uint32_t lanes : {1u, 2u, 4u, 8u}) {
+    Question question;
+    question.plan = plan;
+    question.plan->lanes = lanes;
+    times.push_back(predicted(replayer, question).iteration_ns - kCompute);
+  }
+  EXPECT_NEAR(times[1] / times[0], 0.5, 0.02);
+  EXPECT_NEAR(times[2] / times[0], 0.25, 0.02);
+  EXPECT_NEAR(times[3] / times[2], 1.0, 0.05);
+}
+
+TEST(Replay, equal_questions_have_equal_answers) {
+  Replayer replayer = replayer_of(under(preset("default")));
+  Question question;
+  question.make_trace = true;
+  Prediction first = predicted(replayer, question), second = predicted(replayer, question);
+  EXPECT_EQ(first.iterations_ns, second.iterations_ns);
+  EXPECT_EQ(first.order, second.order);
+  for (size_t r = 0; r < 4; ++r)
+    EXPECT_EQ(first.trace->processes[r].events, second.trace->processes[r].events);
+}
+
+TEST(Replay, waiting_is_a_result) {
+  SmallJob job = under(preset("default"));
+  Replayer even = replayer_of(job);
+  job.speed = {1, 1, 0.5, 1};
+  Replayer uneven = replayer_of(job);
+  double alone = predicted(even, {}).iteration_ns, slowed = predicted(uneven, {}).iteration_ns;
+  EXPECT_GT(slowed, alone + 0.8 * kCompute);
+  Question healed;
+  healed.what_if.healed = Rank{2};
+  EXPECT_NEAR(predicted(uneven, healed).iteration_ns, alone, 1);
+  Question nobody;
+  nobody.what_if.no_stragglers = true;
+  EXPECT_NEAR(predicted(uneven, nobody).iteration_ns, alone, 1);
+}
+
+TEST(Replay, a_predicted_trace_is_a_trace) {
+  Replayer replayer = replayer_of(under(preset("default")));
+  Question question;
+  question.make_trace = true;
+  Prediction answer = predicted(replayer, question);
+  ASSERT_TRUE(answer.trace.has_value());
+  auto graph = graph::build(*answer.trace);
+  ASSERT_TRUE(graph.ok()) << graph.error().message();
+  EXPECT_THAT(graph->remarks, IsEmpty());
+  std::vector<double> times;
+  for (size_t i = graph->first_counted(); i < graph->iterations.size(); ++i)
+    times.push_back(
+        static_cast<double>(graph->iterations[i].end_ns[0] - graph->iterations[i].start_ns[0]));
+  EXPECT_NEAR(quantile(times, 0.5), answer.of_rank_ns[0], 1);
+  // Every byte of the ring, and no other: 2(p-1)/p of the gradients, from each rank.
+  double sent = 0;
+  for (const trace::Event& event : answer.trace->processes[1].events)
+    if (event.shape == trace::Shape::send && event.iteration == 1)
+      sent += static_cast<double>(event.bytes);
+  EXPECT_NEAR(sent, cost::ring_bytes_per_rank(kBytes, 4), 1);
+  for (const trace::Process& process : answer.trace->processes) {
+    EXPECT_TRUE(process.environment.predicted);
+    for (const trace::Event& event : process.events) EXPECT_EQ(trace::flaw_of(event), nullptr);
+  }
+}
+
+TEST(Replay, another_cluster_changes_what_it_names) {
+  plan::Plan plan = preset("ddp");
+  plan.bucket_rule = {mib(64), mib(64), true};
+  plan.lanes = 8;
+  plan.chunk = kib(64);  // many more than lanes, so that all end together
+  Replayer replayer = replayer_of(under(plan));
+  double base = predicted(replayer, {}).iteration_ns - kCompute;
+  auto changed = [&](const char* assignment) {
+    Question question;
+    EXPECT_TRUE(set(question.cluster, assignment).ok());
+    return predicted(replayer, question).iteration_ns - kCompute;
+  };
+  EXPECT_NEAR(changed("link=4gbit") / base, 2.0, 0.05);
+  // 2(p-1)/p: 1.0 for two ranks instead of 1.5 for four.
+  EXPECT_NEAR(changed("hosts=2") / base, 1.0 / 1.5, 0.04);
+  EXPECT_NEAR(changed("flow=1gbit") / base, 1.0, 0.05);
+  EXPECT_NEAR(changed("flow=0.5gbit") / base, 2.0, 0.08);
+}
+
+TEST(Replay, what_was_not_measured_is_said) {
+  cost::Costs costs = testing::costs_of_capped_link();
+  costs.link_is_lower_bound = true;
+  Replayer replayer = replayer_of(under(preset("ddp")), costs);
+  Question more;
+  more.plan = preset("ddp");
+  more.plan->lanes = 16;
+  auto answer = replayer.predict(more);
+  ASSERT_FALSE(answer.ok());
+  EXPECT_EQ(answer.error().code(), Code::unsupported);
+  EXPECT_THAT(answer.error().message(), HasSubstr("16 lanes"));
+
+  Replayer blind = replayer_of(under(preset("ddp")), cost::Costs());
+  auto nothing = blind.predict({});
+  ASSERT_FALSE(nothing.ok());
+  EXPECT_THAT(nothing.error().message(), HasSubstr("no probe"));
+  Question question;
+  question.what_if.free_communication = true;
+  EXPECT_TRUE(blind.predict(question).ok());
+}
+
+TEST(Replay, an_interval_holds_the_value) {
+  cost::Costs costs = testing::costs_of_capped_link();
+  costs.flow_bytes_per_s = cost::Fitted{0.25e9, 0.24e9, 0.26e9, 8};
+  Replayer replayer = replayer_of(under(preset("ddp")), costs);
+  Prediction answer = predicted(replayer, {});
+  EXPECT_LT(answer.low_ns, answer.iteration_ns);
+  EXPECT_GT(answer.high_ns, answer.iteration_ns);
+}
+
+TEST(Replay, a_group_of_one_only_computes) {
+  SmallJob job = under(preset("ddp"));
+  job.ranks = 1;
+  Replayer replayer = replayer_of(job, cost::Costs());
+  EXPECT_NEAR(predicted(replayer, {}).iteration_ns, kCompute, 1);
+}
+
+TEST(Replay, bad_questions_are_refused_by_name) {
+  Cluster cluster;
+  EXPECT_THAT(set(cluster, "lnk=1gbit").error().message(), HasSubstr("did you mean link"));
+  EXPECT_THAT(set(cluster, "hosts=0").error().message(), HasSubstr("hosts=0"));
+  EXPECT_THAT(set(cluster, "hosts").error().message(), HasSubstr("KEY=VALUE"));
+  EXPECT_FALSE(set(cluster, "flow=-1gbit").ok());
+  Replayer replayer = replayer_of(under(preset("ddp")));
+  Question question;
+  question.plan = preset("ddp");
+  question.plan->codec = "onebit";
+  EXPECT_FALSE(replayer.predict(question).ok());
+  question = {};
+  question.what_if.healed = Rank{9};
+  EXPECT_THAT(replayer.predict(question).error().message(), HasSubstr("rank 9"));
+}
+
+// Two orders of the same pieces: what the plan says goes first goes first.
+TEST(Replay, order_and_credit_are_the_plans) {
+  plan::Plan plan = preset("default");
+  plan.bucket_rule = {kib(1), kib(1), true};  // a bucket a tensor
+  plan.partition = mib(1);
+  plan.credit = mib(1);
+  plan.order = plan::Order::layer;
+  Replayer replayer = replayer_of(under(plan));
+  Question question;
+  question.iterations = 1;
+  std::vector<uint32_t> by_layer = predicted(replayer, question).order;
+  question.plan = plan;
+  question.plan->order = plan::Order::ready;
+  std::vector<uint32_t> by_readiness = predicted(replayer, question).order;
+  ASSERT_EQ(by_layer.size(), 12u);
+  EXPECT_TRUE(std::is_sorted(by_readiness.begin(), by_readiness.end()));
+  // The first layer's pieces (the last bucket) overtake what is left of the others.
+  EXPECT_FALSE(std::is_sorted(by_layer.begin(), by_layer.end()));
+  std::vector<uint32_t> sorted = by_layer;
+  std::sort(sorted.begin(), sorted.end());
+  EXPECT_EQ(sorted, by_readiness);
+}
+
+}  // namespace
+}  // namespace weft::replay

@@ -1,0 +1,385 @@
+#include <algorithm>
+#include <cmath>
+
+#include "fidelity.h"
+#include "recording.h"
+#include "simulator.h"
+#include "weft/replay.h"
+
+namespace weft::replay {
+namespace {
+
+constexpr uint32_t kLeastIterations = 4;
+// The first two find queues empty and are not counted.
+constexpr uint32_t kWarmUp = 2;
+// What is left when everything that is modelled is right: the spread of errors over plans and
+// clusters that were predicted before they were run (docs/cost_model.md).
+constexpr double kModelError = 0.04;
+
+graph::LayerTimes median_of(const std::vector<const graph::LayerTimes*>& all) {
+  auto middle = [&](int64_t graph::LayerTimes::*field) {
+    std::vector<double> values;
+    for (const graph::LayerTimes* times : all) values.push_back(static_cast<double>(times->*field));
+    return static_cast<int64_t>(quantile(values, 0.5));
+  };
+  return {middle(&graph::LayerTimes::forward_ns), middle(&graph::LayerTimes::backward_ns),
+          middle(&graph::LayerTimes::update_ns), middle(&graph::LayerTimes::gap_before_forward_ns),
+          middle(&graph::LayerTimes::gap_before_backward_ns)};
+}
+
+// Each layer as the median of the ranks in `of`.
+std::vector<graph::LayerTimes> median_layers(const graph::Iteration& iteration,
+                                             const std::vector<uint32_t>& of, size_t layers) {
+  std::vector<graph::LayerTimes> out;
+  for (size_t l = 0; l < layers; ++l) {
+    std::vector<const graph::LayerTimes*> all;
+    for (uint32_t r : of) all.push_back(&iteration.layers[r][l]);
+    out.push_back(median_of(all));
+  }
+  return out;
+}
+
+std::optional<double> recorded_rate(const trace::Environment& environment, const char* key) {
+  auto found = environment.lab.find(key);
+  if (found == environment.lab.end()) return std::nullopt;
+  double value = std::strtod(found->second.c_str(), nullptr);
+  if (!std::isfinite(value) || value <= 0) return std::nullopt;
+  return value;
+}
+
+double value_or_zero(const std::optional<cost::Fitted>& constant) {
+  return constant ? constant->value : 0;
+}
+
+int64_t nanos(const std::optional<cost::Fitted>& constant, double scale = 1) {
+  return static_cast<int64_t>(std::clamp(value_or_zero(constant) * scale, 0.0, 1e12));
+}
+
+// Which end of each fitted constant to use.
+enum class End { middle, fast, slow };
+
+double pick(const cost::Fitted& rate, End end) {
+  return end == End::fast ? rate.high : end == End::slow ? rate.low : rate.value;
+}
+
+}  // namespace
+
+struct Replayer::Impl {
+  trace::Environment environment;
+  trace::Model model;
+  uint32_t ranks = 0;
+  cost::Costs costs;
+  plan::Plan recorded;
+  std::vector<schedule::Tensor> tensors;
+  std::vector<graph::Iteration> iterations;             // those that count
+  std::vector<std::vector<graph::LayerTimes>> typical;  // by iteration: median of all ranks
+  IterationTimes measured;
+  double compute_ns = 0;
+  double gradient_bytes = 0;
+  Fidelity fidelity;
+
+  Result<Network> network(const Question& question, uint32_t lanes, End end,
+                          Prediction& notes) const;
+  Result<Job> job(const Question& question,
+                  std::vector<std::vector<graph::LayerTimes>>& made) const;
+  Result<Simulated> simulated(const Question& question, const plan::Plan& plan, End end,
+                              Prediction& notes, Recording* recording) const;
+  Result<Prediction> predict(const Question& question) const;
+  void widen(const Question& question, const plan::Plan& plan, Prediction& prediction) const;
+};
+
+namespace {
+
+// The rates of the asked cluster in real bytes a nanosecond.
+struct Rates {
+  double link = 0;
+  double flow = std::numeric_limits<double>::infinity();
+};
+
+Result<Rates> recorded_rates(const cost::Costs& costs, uint32_t lanes, End end, Prediction& notes) {
+  Rates rates;
+  if (costs.link_bytes_per_s) {
+    rates.link = pick(*costs.link_bytes_per_s, end) * 1e-9;
+    if (costs.flow_bytes_per_s) rates.flow = pick(*costs.flow_bytes_per_s, end) * 1e-9;
+    if (!cost::rate_of_flows(costs, lanes))
+      return error(Code::unsupported,
+                   "what %u lanes carry is unknown: the probe measured fewer connections and the "
+                   "rate was still growing",
+                   lanes);
+    return rates;
+  }
+  // Without a probe only what the run itself did is known.
+  if (!costs.lane_bytes_per_s)
+    return error(Code::unsupported,
+                 "the trace has no probe and no lane was ever busy: what the network carries is "
+                 "unknown; record with the probe (it takes less than a second)");
+  if (lanes > costs.lanes)
+    return error(Code::unsupported,
+                 "the trace has no probe: what %u lanes carry is unknown, only %u were used", lanes,
+                 costs.lanes);
+  rates.flow = pick(*costs.lane_bytes_per_s, end) * 1e-9;
+  rates.link = rates.flow * costs.lanes;
+  notes.unknown.push_back(
+      "the rate of the link: the trace has no probe, so the lanes' own rate is "
+      "taken for it");
+  return rates;
+}
+
+// Applies a change of link or flow, said in the target's bits.
+void change_rates(const Cluster& cluster, const trace::Environment& environment, Rates& rates,
+                  Prediction& notes) {
+  auto real = [&](double target_bits, const char* key, double fitted) {
+    double nominal = target_bits / 8e9 / environment.dilation;
+    auto recorded = recorded_rate(environment, key);
+    // Headers and the shaper's habits cost the same share of another rate.
+    if (recorded && std::isfinite(fitted))
+      return nominal * fitted / (*recorded / 8e9 / environment.dilation);
+    notes.assumed.push_back("a set rate is all payload: the recorded cluster's own is not known");
+    return nominal;
+  };
+  if (cluster.link_bits_per_s) {
+    double link = real(*cluster.link_bits_per_s, "link_bits_per_s", rates.link);
+    if (!std::isfinite(rates.flow) && link > rates.link && !cluster.flow_bits_per_s)
+      notes.assumed.push_back("one flow fills the faster link as it fills the recorded one");
+    rates.link = link;
+  }
+  if (!cluster.flow_bits_per_s) return;
+  rates.flow = std::isinf(*cluster.flow_bits_per_s)
+                   ? std::numeric_limits<double>::infinity()
+                   : real(*cluster.flow_bits_per_s, "flow_bits_per_s",
+                          std::isfinite(rates.flow) ? rates.flow : rates.link);
+}
+
+}  // namespace
+
+Result<Network> Replayer::Impl::network(const Question& question, uint32_t lanes, End end,
+                                        Prediction& notes) const {
+  Network out;
+  out.free = question.what_if.free_communication;
+  if (ranks == 1 && !question.cluster.hosts) out.free = true;
+  if (out.free) {
+    out.link_bytes_per_ns = 1;
+    return out;
+  }
+  Rates rates;
+  bool replaced = question.cluster.link_bits_per_s && question.cluster.flow_bits_per_s;
+  auto known = recorded_rates(costs, lanes, end, notes);
+  if (!known && !replaced) return std::move(known).error();
+  if (known) rates = *known;
+  change_rates(question.cluster, environment, rates, notes);
+  if (question.what_if.no_flow_cap) rates.flow = std::numeric_limits<double>::infinity();
+  out.link_bytes_per_ns = rates.link;
+  out.flow_bytes_per_ns = std::min(rates.flow, rates.link);
+  if (!(rates.flow < rates.link)) out.flow_bytes_per_ns = std::numeric_limits<double>::infinity();
+  const cost::Costs::Sending& sending = costs.sending;
+  out.packet_bytes = sending.packet_bytes;
+  out.queue_bytes = sending.queue_bytes;
+  out.flow_burst_bytes = sending.flow_burst_bytes;
+  out.link_burst_bytes = sending.link_burst_bytes;
+  out.shaped = sending.shaped;
+  if (question.what_if.no_overhead) return out;
+  out.latency_ns = nanos(costs.round_trip_idle_ns, 0.5);
+  out.hand_over_ns = nanos(costs.hand_over_ns);
+  out.report_ns = nanos(costs.report_ns);
+  out.begin_ns = nanos(costs.begin_ns);
+  out.wake_up_ns = nanos(costs.wake_up_ns);
+  out.send_ns_per_chunk = out.receive_ns_per_chunk = value_or_zero(costs.cpu_ns_per_chunk) / 2;
+  out.send_ns_per_byte = out.receive_ns_per_byte = value_or_zero(costs.cpu_ns_per_byte) / 2;
+  out.reduce_ns_per_byte = value_or_zero(costs.reduce_ns_per_byte);
+  out.cores = sending.cores;
+  out.shared_processor = sending.shared_processor;
+  if (!costs.round_trip_idle_ns) notes.unknown.push_back("the latency of a message: taken as 0");
+  if (!costs.cpu_ns_per_chunk)
+    notes.unknown.push_back("what a chunk costs the processor: taken as 0");
+  return out;
+}
+
+Result<Job> Replayer::Impl::job(const Question& question,
+                                std::vector<std::vector<graph::LayerTimes>>& made) const {
+  const WhatIf& what_if = question.what_if;
+  if (what_if.healed && what_if.healed->index >= ranks)
+    return error(Code::invalid_argument, "rank %u cannot be healed: there are %u",
+                 what_if.healed->index, ranks);
+  Job out;
+  out.ranks = question.cluster.hosts.value_or(ranks);
+  out.iterations = question.iterations > 0
+                       ? question.iterations
+                       : std::max<uint32_t>(kLeastIterations,
+                                            static_cast<uint32_t>(iterations.size()) + kWarmUp);
+  out.model = &model;
+  if (what_if.healed && ranks > 1) {
+    std::vector<uint32_t> others;
+    for (uint32_t r = 0; r < ranks; ++r)
+      if (r != what_if.healed->index) others.push_back(r);
+    for (const graph::Iteration& iteration : iterations)
+      made.push_back(median_layers(iteration, others, model.layers.size()));
+  }
+  out.compute.resize(out.ranks);
+  for (uint32_t r = 0; r < out.ranks; ++r) {
+    bool healed = what_if.healed && what_if.healed->index == r && !made.empty();
+    bool typical_rank = what_if.no_stragglers || r >= ranks;
+    for (size_t i = 0; i < iterations.size(); ++i)
+      out.compute[r].push_back(healed         ? &made[i]
+                               : typical_rank ? &typical[i]
+                                              : &iterations[i].layers[r]);
+  }
+  return out;
+}
+
+Result<Simulated> Replayer::Impl::simulated(const Question& question, const plan::Plan& plan,
+                                            End end, Prediction& notes,
+                                            Recording* recording) const {
+  plan::Plan sized = schedule::scaled(plan, environment.shrink);
+  WEFT_ASSIGN(schedule::Layout layout, schedule::make_layout(sized, tensors));
+  WEFT_ASSIGN(Network net, network(question, layout.lanes, end, notes));
+  std::vector<std::vector<graph::LayerTimes>> made;
+  WEFT_ASSIGN(Job work, job(question, made));
+  if (work.ranks == 1) net.free = true;
+  return simulate(work, layout, net, recording);
+}
+
+namespace {
+
+// Fills in the times of the iterations that count.
+void summarize(const Simulated& run, Prediction& out) {
+  double slowest = -1;
+  for (const std::vector<int64_t>& starts : run.starts) {
+    std::vector<double> own;
+    size_t first = starts.size() > kWarmUp + 2 ? kWarmUp : 0;
+    for (size_t i = first; i + 1 < starts.size(); ++i)
+      own.push_back(static_cast<double>(starts[i + 1] - starts[i]));
+    double median = own.empty() ? 0 : quantile(own, 0.5);
+    out.of_rank_ns.push_back(median);
+    if (median > slowest) {
+      slowest = median;
+      out.iterations_ns = std::move(own);
+    }
+  }
+  out.iteration_ns = out.low_ns = out.high_ns = std::max(slowest, 0.0);
+  out.events = run.events;
+  out.order = run.order;
+}
+
+}  // namespace
+
+// The interval: what the fit's own spread does to the answer, how far measured iterations lie
+// apart, how well the recorded plan replays, and what the model is known to miss.
+void Replayer::Impl::widen(const Question& question, const plan::Plan& plan,
+                           Prediction& prediction) const {
+  double value = prediction.iteration_ns;
+  if (!(value > 0)) return;
+  double fast = value, slow = value;
+  Prediction ignored;
+  for (End end : {End::fast, End::slow}) {
+    Prediction other;
+    auto run = simulated(question, plan, end, ignored, nullptr);
+    if (!run) continue;
+    summarize(*run, other);
+    fast = std::min(fast, other.iteration_ns);
+    slow = std::max(slow, other.iteration_ns);
+  }
+  double spread = 0;
+  if (!measured.of_slowest_ns.empty()) {
+    double median = quantile(measured.of_slowest_ns, 0.5);
+    if (median > 0)
+      spread = (quantile(measured.of_slowest_ns, 0.75) - quantile(measured.of_slowest_ns, 0.25)) /
+               2 / median;
+  }
+  auto together = [&](double fit) {
+    double fidelity_error = fidelity.error_percent / 100;
+    return std::sqrt(fit * fit + spread * spread + fidelity_error * fidelity_error +
+                     kModelError * kModelError);
+  };
+  prediction.low_ns = value * (1 - together((value - fast) / value));
+  prediction.high_ns = value * (1 + together((slow - value) / value));
+}
+
+Result<Prediction> Replayer::Impl::predict(const Question& question) const {
+  Prediction out;
+  const plan::Plan& plan = question.plan ? *question.plan : recorded;
+  WEFT_TRY(plan::validate(plan));
+  std::optional<Recording> recording;
+  if (question.make_trace)
+    recording.emplace(environment, model, plan, question.cluster.hosts.value_or(ranks), plan.lanes);
+  WEFT_ASSIGN(Simulated run,
+              simulated(question, plan, End::middle, out, recording ? &*recording : nullptr));
+  summarize(run, out);
+  if (recording) out.trace = std::move(*recording).take();
+  if (question.interval) widen(question, plan, out);
+  return out;
+}
+
+// ---- the public face ---------------------------------------------------------------------
+
+Replayer::Replayer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Replayer::Replayer(Replayer&&) noexcept = default;
+Replayer& Replayer::operator=(Replayer&&) noexcept = default;
+Replayer::~Replayer() = default;
+
+Result<Replayer> Replayer::make(const graph::Graph& graph, const cost::Costs& costs) {
+  auto impl = std::make_unique<Impl>();
+  impl->environment = graph.environment;
+  impl->model = graph.model;
+  impl->ranks = graph.ranks;
+  impl->costs = costs;
+  if (graph.iterations.empty() || graph.ranks == 0)
+    return error(Code::unsupported, "no iteration is whole on all ranks: nothing to replay");
+  if (graph.model.layers.empty())
+    return error(Code::unsupported, "the trace has no layers: nothing to replay");
+  auto plan = plan::parse(graph.environment.plan_text);
+  if (!plan) return std::move(plan).error().in("the plan inside the trace");
+  impl->recorded = std::move(*plan);
+  for (const trace::Tensor& tensor : graph.model.tensors) {
+    impl->tensors.push_back(
+        {tensor.name, tensor.bytes / schedule::kElementBytes, tensor.consumed_by});
+    impl->gradient_bytes += static_cast<double>(tensor.bytes);
+  }
+  impl->iterations.assign(graph.iterations.begin() + static_cast<ptrdiff_t>(graph.first_counted()),
+                          graph.iterations.end());
+  std::vector<uint32_t> all;
+  for (uint32_t r = 0; r < graph.ranks; ++r) all.push_back(r);
+  std::vector<double> compute;
+  for (const graph::Iteration& iteration : impl->iterations) {
+    impl->typical.push_back(median_layers(iteration, all, graph.model.layers.size()));
+    double sum = 0;
+    for (const graph::LayerTimes& layer : impl->typical.back())
+      sum += static_cast<double>(layer.forward_ns + layer.backward_ns + layer.update_ns);
+    compute.push_back(sum);
+  }
+  impl->compute_ns = quantile(compute, 0.5);
+  impl->measured = iteration_times(graph);
+
+  // Fidelity first: the recorded plan, replayed like any other.
+  Question same;
+  same.make_trace = true;
+  same.interval = false;
+  if (auto replayed = impl->predict(same)) {
+    WEFT_ASSIGN(graph::Graph again, graph::build(*replayed->trace));
+    impl->fidelity = compare(graph, again);
+  }
+  return Replayer(std::move(impl));
+}
+
+Result<Prediction> Replayer::predict(const Question& question) const {
+  return impl_->predict(question);
+}
+const Fidelity& Replayer::fidelity() const { return impl_->fidelity; }
+const plan::Plan& Replayer::recorded_plan() const { return impl_->recorded; }
+const trace::Environment& Replayer::environment() const { return impl_->environment; }
+const trace::Model& Replayer::model() const { return impl_->model; }
+uint32_t Replayer::ranks() const { return impl_->ranks; }
+double Replayer::measured_iteration_ns() const { return impl_->fidelity.measured_ns; }
+double Replayer::measured_low_ns() const { return quantile(impl_->measured.of_slowest_ns, 0.25); }
+double Replayer::measured_high_ns() const { return quantile(impl_->measured.of_slowest_ns, 0.75); }
+const cost::Costs& Replayer::costs() const { return impl_->costs; }
+double Replayer::compute_ns() const { return impl_->compute_ns; }
+double Replayer::gradient_bytes() const { return impl_->gradient_bytes; }
+
+std::optional<double> Replayer::floor_ns() const {
+  if (impl_->ranks == 1) return impl_->compute_ns;
+  if (!impl_->costs.link_bytes_per_s) return std::nullopt;
+  return 1e9 * cost::iteration_floor_seconds(impl_->compute_ns * 1e-9, impl_->gradient_bytes,
+                                             impl_->ranks, impl_->costs.link_bytes_per_s->value);
+}
+
+}  // namespace weft::replay

@@ -1,0 +1,660 @@
+#include "simulator.h"
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <queue>
+
+#include "recording.h"
+#include "weft/cost.h"
+
+namespace weft::replay {
+namespace {
+
+using schedule::ChunkId;
+using trace::Kind;
+
+constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
+
+// First in, first out, without an allocation for each element.
+template <typename T>
+class Fifo {
+ public:
+  bool empty() const { return head_ == items_.size(); }
+  T& front() { return items_[head_]; }
+  const T& operator[](size_t i) const { return items_[head_ + i]; }
+  void push(const T& item) { items_.push_back(item); }
+  void pop() {
+    if (++head_ == items_.size()) {
+      items_.clear();
+      head_ = 0;
+    } else if (head_ >= 256 && head_ * 2 > items_.size()) {
+      items_.erase(items_.begin(), items_.begin() + static_cast<ptrdiff_t>(head_));
+      head_ = 0;
+    }
+  }
+
+ private:
+  std::vector<T> items_;
+  size_t head_ = 0;
+};
+
+enum class What : uint8_t {
+  device,    // rank: its device is free, or what it waited for is there
+  handed,    // rank, a: layer, b: iteration: its gradients are handed over
+  reported,  // rank, a: bucket, b: iteration: rank 0 knows
+  begin,     // rank, a: operation
+  egress,    // rank: a packet may leave
+  arrived,   // rank, a: lane, b: how many chunks are complete with this packet
+  absorb,    // rank, a: lane: a chunk has been dealt with
+};
+
+struct Event {
+  int64_t at;
+  uint32_t sequence;
+  What what;
+  uint16_t rank;
+  uint32_t a;
+  uint32_t b;
+  bool operator>(const Event& other) const {
+    return at != other.at ? at > other.at : sequence > other.sequence;
+  }
+};
+
+struct QueuedChunk {
+  uint32_t operation;
+  ChunkId id;
+  uint32_t bytes;  // with header
+  int64_t taken;   // when the lane took it
+  uint64_t message;
+};
+
+struct Lane {
+  double unsent = 0;         // in the socket, not yet given to the network's queue
+  double held = 0;           // rest of a chunk that the socket did not take
+  bool blocked = false;      // the socket has no room until half of it is sent
+  double queued = 0;         // in the network's queue
+  Fifo<double> packets;      // these, one by one
+  Fifo<QueuedChunk> chunks;  // what those bytes are, oldest first
+  double head_left = 0;      // bytes of the oldest chunk that have not left
+  Fifo<QueuedChunk> flying;  // left whole, not yet absorbed
+  uint32_t landed = 0;       // of these: arrived, and the thread will deal with them
+  QueuedChunk rest{};        // blocked: the chunk of which `held` bytes are left
+  int64_t ready = 0;         // the cap of a flow allows the next packet
+  int64_t filled = 0;        // the thread put its last bytes here at this time
+};
+
+struct Running {
+  std::unique_ptr<schedule::RingSteps> steps;
+  int64_t begun = 0;
+  std::vector<QueuedChunk> early;  // arrived before the operation began here
+};
+
+// One thing that a device does, after everything in `needs` is summed for the step before.
+struct Work {
+  Kind kind;
+  uint32_t layer;
+  std::vector<uint32_t> needs;
+  bool from_second;  // not in the first iteration: there is nothing to apply yet
+};
+
+struct Device {
+  uint32_t iteration = 0;
+  size_t next = 0;         // into the program
+  int64_t free_at = 0;     // end of the work before
+  int64_t wait_since = 0;  // the thread began to wait for what the next work needs
+  bool waiting = false;
+};
+
+struct Host {
+  std::vector<Lane> lanes;
+  schedule::Dispatch dispatch;
+  size_t next_to_fill = 0;
+  size_t next_to_send = 0;
+  int64_t link_ready = 0;
+  int64_t ingress_ready = 0;
+  int64_t egress_at = kNever;
+  int64_t thread_free = 0;
+  uint64_t next_message = 0;
+  std::vector<Running> running;      // by operation
+  std::vector<uint32_t> steps_done;  // by tensor
+  std::vector<uint32_t> pieces_left;
+};
+
+class Simulator {
+ public:
+  Simulator(const Job& job, const schedule::Layout& layout, const Network& network,
+            Recording* recording)
+      : job_(job),
+        layout_(layout),
+        network_(network),
+        recording_(recording),
+        admission_(layout, job.ranks),
+        unsent_limit_(cost::unsent_limit(layout.chunk_elements * schedule::kElementBytes)) {
+    make_program();
+    find_pieces();
+    size_t operations = layout.pieces.size() * job.iterations;
+    cores_.assign(network.shared_processor ? network.cores : 0, 0);
+    for (uint32_t r = 0; r < job.ranks; ++r) {
+      readiness_.emplace_back(layout);
+      Host& host = hosts_.emplace_back();
+      host.lanes.resize(layout.lanes);
+      host.running.resize(operations);
+      host.steps_done.assign(job.model->tensors.size(), 0);
+      host.pieces_left = pieces_of_;
+      host.next_message = (uint64_t{r} + 1) << 40;
+    }
+    devices_.resize(job.ranks);
+    summed_.assign(job.model->tensors.size(), 0);
+    iteration_of_.reserve(operations);
+    result_.starts.resize(job.ranks);
+  }
+
+  Simulated run() {
+    for (uint32_t r = 0; r < job_.ranks; ++r) push(0, What::device, r);
+    while (!events_.empty()) {
+      Event event = events_.top();
+      events_.pop();
+      ++result_.events;
+      now_ = event.at;
+      handle(event);
+    }
+    return std::move(result_);
+  }
+
+ private:
+  // ---- set-up ------------------------------------------------------------------------------
+
+  void make_program() {
+    const trace::Model& model = *job_.model;
+    size_t layers = model.layers.size();
+    produced_.resize(layers);
+    std::vector<std::vector<uint32_t>> updated(layers);         // tensors by layer
+    std::vector<std::vector<uint32_t>> updates_before(layers);  // layers by layer
+    for (uint32_t t = 0; t < model.tensors.size(); ++t) {
+      const trace::Tensor& tensor = model.tensors[t];
+      produced_[std::min<size_t>(tensor.produced_by, layers - 1)].push_back(t);
+      updated[std::min<size_t>(tensor.updated_by, layers - 1)].push_back(t);
+      auto& before = updates_before[std::min<size_t>(tensor.consumed_by, layers - 1)];
+      uint32_t update = static_cast<uint32_t>(std::min<size_t>(tensor.updated_by, layers - 1));
+      if (std::find(before.begin(), before.end(), update) == before.end()) before.push_back(update);
+    }
+    for (auto& tensors : produced_) std::reverse(tensors.begin(), tensors.end());
+    std::vector<bool> placed(layers, false);
+    bool by_tensor = layout_.barrier == plan::Barrier::tensor;
+    if (!by_tensor) {
+      std::vector<uint32_t> all(model.tensors.size());
+      for (uint32_t t = 0; t < all.size(); ++t) all[t] = t;
+      for (uint32_t l = 0; l < layers; ++l)
+        program_.push_back({Kind::update, l, l == 0 ? all : std::vector<uint32_t>(), true});
+    }
+    for (uint32_t l = 0; l < layers; ++l) {
+      if (by_tensor)
+        for (uint32_t u : updates_before[l]) {
+          if (placed[u]) continue;
+          placed[u] = true;
+          program_.push_back({Kind::update, u, updated[u], true});
+        }
+      program_.push_back({Kind::forward, l, {}, false});
+    }
+    for (uint32_t l = static_cast<uint32_t>(layers); l-- > 0;)
+      program_.push_back({Kind::backward, l, {}, false});
+  }
+
+  void find_pieces() {
+    const trace::Model& model = *job_.model;
+    of_piece_.resize(layout_.pieces.size());
+    pieces_of_.assign(model.tensors.size(), 0);
+    for (const schedule::Bucket& bucket : layout_.buckets)
+      for (size_t i = 0; i < bucket.tensors.size(); ++i) {
+        uint32_t t = bucket.tensors[i];
+        uint64_t first = bucket.offsets[i];
+        uint64_t end = i + 1 < bucket.tensors.size() ? bucket.offsets[i + 1] : bucket.elements;
+        for (uint32_t p = bucket.first_piece; p < bucket.first_piece + bucket.pieces; ++p) {
+          const schedule::Piece& piece = layout_.pieces[p];
+          bool overlaps = first < piece.first + piece.elements && piece.first < end;
+          if (!overlaps && !(first == end && p == bucket.first_piece)) continue;
+          of_piece_[p].push_back(t);
+          ++pieces_of_[t];
+        }
+      }
+  }
+
+  // ---- time --------------------------------------------------------------------------------
+
+  void push(int64_t at, What what, uint32_t rank, uint32_t a = 0, uint32_t b = 0) {
+    events_.push({at, sequence_++, what, static_cast<uint16_t>(rank), a, b});
+  }
+
+  // The rank's thread works for `ns` from now or from when it is free; in a lab a core must be
+  // free as well. Returns when it is done.
+  int64_t work(Host& host, double ns) {
+    if (ns <= 0) return std::max(now_, host.thread_free);
+    int64_t start = std::max(now_, host.thread_free);
+    if (!cores_.empty()) {
+      auto core = std::min_element(cores_.begin(), cores_.end());
+      start = std::max(start, *core);
+      *core = start + static_cast<int64_t>(ns);
+    }
+    host.thread_free = start + static_cast<int64_t>(ns);
+    return host.thread_free;
+  }
+
+  void handle(const Event& event) {
+    uint32_t r = event.rank;
+    switch (event.what) {
+      case What::device: return advance(r);
+      case What::handed: return handed(r, event.a, event.b);
+      case What::reported: return reported(r, event.a, event.b);
+      case What::begin: return begin(r, event.a);
+      case What::egress:
+        if (event.at == hosts_[r].egress_at) {
+          hosts_[r].egress_at = kNever;
+          send_packets(r);
+        }
+        return;
+      case What::arrived: return arrived(r, event.a, event.b);
+      case What::absorb: return absorb(r, event.a);
+    }
+  }
+
+  // ---- the device --------------------------------------------------------------------------
+
+  const graph::LayerTimes& times(uint32_t r, uint32_t iteration, uint32_t layer) const {
+    const auto& recorded = job_.compute[r];
+    return (*recorded[iteration % recorded.size()])[layer];
+  }
+
+  // Runs work until something is missing or the run is over.
+  void advance(uint32_t r) {
+    Device& device = devices_[r];
+    Host& host = hosts_[r];
+    // Several sums may have woken it; the first one did.
+    if (!device.waiting && now_ < device.free_at) return;
+    for (;;) {
+      const Work& work = program_[device.next];
+      // The last gradients are still applied; then the run is over.
+      if (work.kind == Kind::backward && device.iteration == job_.iterations) return;
+      bool applies = !work.from_second || device.iteration > 0;
+      if (applies && !work.needs.empty()) {
+        if (!device.waiting) device.wait_since = std::max(now_, device.free_at);
+        for (uint32_t t : work.needs)
+          if (host.steps_done[t] < device.iteration) {
+            device.waiting = true;
+            return;
+          }
+        // The thread that waits finds out a little after the device is free, or after the sum.
+        int64_t seen = device.waiting ? now_ : device.free_at + network_.hand_over_ns;
+        record_wait(r, work, device, seen);
+        device.free_at = std::max(device.free_at, seen);
+        device.waiting = false;
+      }
+      if (applies) run(r, device, work);
+      if (++device.next < program_.size()) {
+        // Devices do not look ahead of the events around them.
+        if (device.free_at > now_) {
+          push(device.free_at, What::device, r);
+          return;
+        }
+        continue;
+      }
+      device.next = 0;
+      ++device.iteration;
+      push(device.free_at, What::device, r);
+      return;
+    }
+  }
+
+  void run(uint32_t r, Device& device, const Work& work) {
+    bool update = work.kind == Kind::update;
+    const graph::LayerTimes& own =
+        times(r, update ? device.iteration - 1 : device.iteration, work.layer);
+    int64_t duration = own.update_ns;
+    if (work.kind == Kind::forward) {
+      if (work.layer == 0) mark_start(r, device);
+      if (device.iteration == job_.iterations) return;
+      device.free_at += work.layer == 0 ? 0 : own.gap_before_forward_ns;
+      duration = own.forward_ns;
+    } else if (work.kind == Kind::backward) {
+      device.free_at += own.gap_before_backward_ns;
+      duration = own.backward_ns;
+    }
+    int64_t start = device.free_at;
+    device.free_at += duration;
+    if (recording_ != nullptr && (!update || duration > 0))
+      recording_->compute(r, work.kind, work.layer, device.iteration - (update ? 1 : 0), start,
+                          device.free_at);
+    if (work.kind == Kind::backward && !produced_[work.layer].empty())
+      push(device.free_at + network_.hand_over_ns, What::handed, r, work.layer, device.iteration);
+  }
+
+  void mark_start(uint32_t r, const Device& device) {
+    std::vector<int64_t>& starts = result_.starts[r];
+    if (recording_ != nullptr && !starts.empty())
+      recording_->iteration(r, device.iteration - 1, starts.back(), device.free_at);
+    starts.push_back(device.free_at);
+  }
+
+  void record_wait(uint32_t r, const Work& work, const Device& device, int64_t end) {
+    if (recording_ == nullptr) return;
+    for (uint32_t t : work.needs)
+      recording_->wait(r, t, job_.model->tensors[t].consumed_by, device.iteration - 1,
+                       std::min(device.wait_since, end), end);
+  }
+
+  // ---- from gradients to operations --------------------------------------------------------
+
+  void handed(uint32_t r, uint32_t layer, uint32_t iteration) {
+    for (uint32_t t : produced_[layer]) {
+      if (recording_ != nullptr)
+        recording_->ready(r, t, layer, layout_.bucket_of[t], iteration, now_);
+      if (network_.free) {
+        if (++summed_[t] % job_.ranks == 0)
+          for (uint32_t other = 0; other < job_.ranks; ++other) sum_is_there(other, t, iteration);
+        continue;
+      }
+      auto bucket = readiness_[r].ready(t, iteration);
+      WEFT_CHECK(bucket.ok());
+      if (!*bucket) continue;
+      // Rank 0 tells itself; the others' report crosses the network.
+      int64_t delay = r == 0 ? network_.report_ns / 2 : network_.report_ns;
+      push(now_ + delay, What::reported, r, **bucket, iteration);
+    }
+  }
+
+  void reported(uint32_t r, uint32_t bucket, uint32_t iteration) {
+    auto noted = admission_.ready({r}, bucket, iteration);
+    WEFT_CHECK(noted.ok());
+    admit();
+  }
+
+  void admit() {
+    while (auto start = admission_.next()) {
+      WEFT_CHECK(start->operation == iteration_of_.size());
+      iteration_of_.push_back(static_cast<uint32_t>(start->step));
+      result_.order.push_back(start->piece);
+      if (recording_ != nullptr)
+        recording_->admitted(start->operation, layout_.pieces[start->piece], iteration_of_.back(),
+                             now_);
+      for (uint32_t r = 1; r < job_.ranks; ++r)
+        push(now_ + network_.begin_ns, What::begin, r, start->operation);
+      begin(0, start->operation);
+    }
+  }
+
+  uint32_t previous(uint32_t r) const { return (r + job_.ranks - 1) % job_.ranks; }
+
+  const schedule::Piece& piece_of(uint32_t operation) const {
+    return layout_.pieces[result_.order[operation]];
+  }
+
+  void begin(uint32_t r, uint32_t operation) {
+    Host& host = hosts_[r];
+    Running& running = host.running[operation];
+    running.begun = now_;
+    running.steps =
+        std::make_unique<schedule::RingSteps>(schedule::Collective::all_reduce, Rank{r}, job_.ranks,
+                                              piece_of(operation).elements, layout_.chunk_elements);
+    for (ChunkId id : running.steps->start()) offer(host, operation, id);
+    for (const QueuedChunk& chunk : std::exchange(running.early, {})) take_in(r, chunk);
+    if (running.steps != nullptr) finish_if_done(r, operation);
+    fill_lanes(r);
+  }
+
+  void offer(Host& host, uint32_t operation, ChunkId id) {
+    host.dispatch.push({layout_.buckets[piece_of(operation).bucket].priority, operation, id});
+  }
+
+  // ---- sending -----------------------------------------------------------------------------
+
+  // As the engine does: round and round over the lanes, a chunk each, while there is room.
+  void fill_lanes(uint32_t r) {
+    Host& host = hosts_[r];
+    size_t refused = 0;
+    bool filled = false;
+    while (!host.dispatch.empty() && refused < host.lanes.size()) {
+      auto index = static_cast<uint16_t>(host.next_to_fill);
+      host.next_to_fill = (host.next_to_fill + 1) % host.lanes.size();
+      if (host.lanes[index].blocked) {
+        ++refused;
+        continue;
+      }
+      take(r, index);
+      filled = true;
+      refused = host.lanes[index].blocked ? refused + 1 : 0;
+    }
+    if (filled) wake_egress(r);
+  }
+
+  void take(uint32_t r, uint16_t index) {
+    Host& host = hosts_[r];
+    Lane& lane = host.lanes[index];
+    auto entry = host.dispatch.pop();
+    schedule::RingSteps& steps = *host.running[entry->operation].steps;
+    auto bytes = static_cast<uint32_t>(
+        steps.outgoing(entry->id).elements * schedule::kElementBytes + cost::kHeaderBytes);
+    lane.filled = work(host, network_.send_ns_per_chunk + network_.send_ns_per_byte * bytes);
+    if (lane.chunks.empty()) lane.head_left = bytes;
+    lane.chunks.push({entry->operation, entry->id, bytes, now_, host.next_message++});
+    lane.held = bytes;
+    give_to_socket(r, index, entry->operation, entry->id, now_, host.next_message - 1);
+  }
+
+  // The socket takes segments while less than its limit is unsent.
+  void give_to_socket(uint32_t r, uint16_t index, uint32_t operation, ChunkId id, int64_t taken,
+                      uint64_t message) {
+    Host& host = hosts_[r];
+    Lane& lane = host.lanes[index];
+    while (lane.held > 0 && lane.unsent < unsent_limit_) {
+      double segment = std::min(lane.held, network_.packet_bytes);
+      lane.held -= segment;
+      lane.unsent += segment;
+      make_packets(lane);
+    }
+    lane.blocked = lane.held > 0;
+    if (lane.blocked) {
+      lane.rest = {operation, id, 0, taken, message};
+      return;
+    }
+    Running& running = host.running[operation];
+    running.steps->sent(id);
+    if (recording_ != nullptr) record_sent(r, index, operation, id, taken, message);
+    finish_if_done(r, operation);
+  }
+
+  void record_sent(uint32_t r, uint16_t index, uint32_t operation, ChunkId id, int64_t taken,
+                   uint64_t message) {
+    uint64_t bytes =
+        hosts_[r].running[operation].steps->outgoing(id).elements * schedule::kElementBytes;
+    recording_->sent(r, index, {operation, id, bytes, iteration_of_[operation], message}, taken,
+                     std::max(now_, hosts_[r].lanes[index].filled));
+  }
+
+  void make_packets(Lane& lane) const {
+    while (lane.unsent > 0 && lane.queued < network_.queue_bytes) {
+      double packet = std::min(lane.unsent, network_.packet_bytes);
+      lane.unsent -= packet;
+      lane.queued += packet;
+      lane.packets.push(packet);
+    }
+  }
+
+  void wake_egress(uint32_t r) {
+    Host& host = hosts_[r];
+    int64_t next = kNever;
+    for (Lane& lane : host.lanes)
+      if (!lane.packets.empty()) next = std::min(next, std::max(lane.ready, lane.filled));
+    if (next == kNever) return;
+    next = std::max({next, host.link_ready, now_});
+    if (next >= host.egress_at) return;
+    host.egress_at = next;
+    push(next, What::egress, r);
+  }
+
+  // Lanes take turns, packet by packet: an equal share for each that is not held back by its own
+  // cap, which is max-min fairness.
+  void send_packets(uint32_t r) {
+    Host& host = hosts_[r];
+    size_t count = host.lanes.size();
+    size_t tried = 0;
+    while (host.link_ready <= now_ && tried < count) {
+      size_t index = host.next_to_send;
+      host.next_to_send = (index + 1) % count;
+      Lane& lane = host.lanes[index];
+      if (lane.packets.empty() || lane.ready > now_ || lane.filled > now_) {
+        ++tried;
+        continue;
+      }
+      tried = 0;
+      send_packet(r, static_cast<uint16_t>(index));
+    }
+    wake_egress(r);
+  }
+
+  static int64_t later(int64_t from, double bytes, double rate) {
+    return from + static_cast<int64_t>(std::llround(bytes / rate));
+  }
+
+  void send_packet(uint32_t r, uint16_t index) {
+    Host& host = hosts_[r];
+    Lane& lane = host.lanes[index];
+    double bytes = lane.packets.front();
+    lane.packets.pop();
+    double link = network_.link_bytes_per_ns, flow = network_.flow_bytes_per_ns;
+    auto from = [&](int64_t ready, double burst, double rate) {
+      return std::max(ready, now_ - static_cast<int64_t>(burst / rate));
+    };
+    if (std::isfinite(flow))
+      lane.ready = later(from(lane.ready, network_.flow_burst_bytes, flow), bytes, flow);
+    host.link_ready = later(from(host.link_ready, network_.link_burst_bytes, link), bytes, link);
+
+    // Through the receiver's own link.
+    uint32_t to = (r + 1) % job_.ranks;
+    Host& receiver = hosts_[to];
+    int64_t through = std::max(now_, receiver.ingress_ready);
+    receiver.ingress_ready =
+        later(from(receiver.ingress_ready, network_.link_burst_bytes, link), bytes, link);
+    int64_t arrival = through + network_.latency_ns + (network_.shaped ? 0 : later(0, bytes, link));
+
+    lane.queued -= bytes;
+    uint32_t complete = 0;
+    for (double left = bytes; left > 0;) {
+      double part = std::min(left, lane.head_left);
+      left -= part;
+      lane.head_left -= part;
+      if (lane.head_left > 0) break;
+      lane.flying.push(lane.chunks.front());
+      lane.chunks.pop();
+      ++complete;
+      if (lane.chunks.empty()) break;
+      lane.head_left = lane.chunks.front().bytes;
+    }
+    if (complete > 0) push(arrival, What::arrived, to, index, complete);
+
+    make_packets(lane);
+    if (lane.blocked && 2 * lane.unsent < unsent_limit_) {
+      QueuedChunk rest = lane.rest;
+      lane.filled = work(host, 0);
+      give_to_socket(r, index, rest.operation, rest.id, rest.taken, rest.message);
+      if (!lane.blocked) fill_lanes(r);
+    }
+  }
+
+  // ---- receiving ---------------------------------------------------------------------------
+
+  void arrived(uint32_t r, uint32_t lane, uint32_t chunks) {
+    Host& host = hosts_[r];
+    Lane& from = hosts_[previous(r)].lanes[lane];
+    for (uint32_t i = 0; i < chunks; ++i) {
+      double bytes = from.flying[from.landed++].bytes;
+      push(work(host, network_.receive_ns_per_chunk + network_.receive_ns_per_byte * bytes),
+           What::absorb, r, lane);
+    }
+  }
+
+  void absorb(uint32_t r, uint32_t lane_index) {
+    Lane& lane = hosts_[previous(r)].lanes[lane_index];
+    QueuedChunk chunk = lane.flying.front();
+    lane.flying.pop();
+    --lane.landed;
+    if (recording_ != nullptr)
+      recording_->received(r, static_cast<uint16_t>(lane_index),
+                           {chunk.operation, chunk.id, chunk.bytes - cost::kHeaderBytes,
+                            iteration_of_[chunk.operation], chunk.message},
+                           now_, now_);
+    Running& running = hosts_[r].running[chunk.operation];
+    if (running.steps == nullptr) {
+      running.early.push_back(chunk);
+      return;
+    }
+    take_in(r, chunk);
+    fill_lanes(r);
+  }
+
+  void take_in(uint32_t r, const QueuedChunk& chunk) {
+    Host& host = hosts_[r];
+    Running& running = host.running[chunk.operation];
+    if (network_.reduce_ns_per_byte > 0 && running.steps->arriving(chunk.id)->reduce)
+      work(host, network_.reduce_ns_per_byte * chunk.bytes);
+    if (auto next = running.steps->received(chunk.id)) offer(host, chunk.operation, *next);
+    finish_if_done(r, chunk.operation);
+  }
+
+  void finish_if_done(uint32_t r, uint32_t operation) {
+    Host& host = hosts_[r];
+    Running& running = host.running[operation];
+    if (running.steps == nullptr || !running.steps->finished()) return;
+    running.steps.reset();
+    const schedule::Piece& piece = piece_of(operation);
+    if (recording_ != nullptr)
+      recording_->operation(r, operation, piece, iteration_of_[operation], running.begun, now_);
+    for (uint32_t t : of_piece_[result_.order[operation]])
+      if (--host.pieces_left[t] == 0) {
+        host.pieces_left[t] = pieces_of_[t];
+        sum_is_there(r, t, iteration_of_[operation]);
+      }
+    if (r == 0) {
+      auto returned = admission_.finished(operation);
+      WEFT_CHECK(returned.ok());
+      admit();
+    }
+  }
+
+  void sum_is_there(uint32_t r, uint32_t tensor, uint32_t iteration) {
+    Host& host = hosts_[r];
+    ++host.steps_done[tensor];
+    if (recording_ != nullptr)
+      recording_->done(r, tensor, job_.model->tensors[tensor].consumed_by, iteration, now_);
+    if (devices_[r].waiting) push(now_ + network_.wake_up_ns, What::device, r);
+  }
+
+  const Job& job_;
+  const schedule::Layout& layout_;
+  const Network& network_;
+  Recording* recording_;
+  schedule::Admission admission_;
+  std::vector<schedule::Readiness> readiness_;
+  double unsent_limit_;
+  std::vector<Work> program_;
+  std::vector<std::vector<uint32_t>> produced_;  // tensors by layer, in the order of hand-over
+  std::vector<std::vector<uint32_t>> of_piece_;  // tensors by piece
+  std::vector<uint32_t> pieces_of_;              // by tensor
+  std::vector<Host> hosts_;
+  std::vector<Device> devices_;
+  std::vector<int64_t> cores_;          // when each is free; empty: every rank has enough
+  std::vector<uint32_t> iteration_of_;  // by operation
+  std::vector<uint64_t> summed_;        // free communication: gradients seen, by tensor
+  std::priority_queue<Event, std::vector<Event>, std::greater<>> events_;
+  uint32_t sequence_ = 0;
+  int64_t now_ = 0;
+  Simulated result_;
+};
+
+}  // namespace
+
+Simulated simulate(const Job& job, const schedule::Layout& layout, const Network& network,
+                   Recording* recording) {
+  return Simulator(job, layout, network, recording).run();
+}
+
+}  // namespace weft::replay
