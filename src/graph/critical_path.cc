@@ -12,7 +12,10 @@ constexpr uint32_t kRequired = 1u << 31;
 class Walk {
  public:
   Walk(const Graph& graph, const Predecessors& predecessors, size_t index)
-      : graph_(graph), predecessors_(predecessors), iteration_(graph.iterations[index]) {
+      : graph_(graph),
+        predecessors_(predecessors),
+        iteration_(graph.iterations[index]),
+        lane_steps_(graph.nodes.size()) {
     auto last = std::max_element(iteration_.end_ns.begin(), iteration_.end_ns.end());
     rank_ = static_cast<uint16_t>(last - iteration_.end_ns.begin());
     begin_ = iteration_.start_ns[rank_];
@@ -129,26 +132,64 @@ class Walk {
     return cause;
   }
 
-  // Held back by others' credit: the tensor itself was ready, and why is what the path tells.
+  // Held back by credit: for tensors of its own bucket, and then the path goes through these; or
+  // for others, and then it was ready and stood in a queue.
   uint32_t through_admission(uint32_t at) {
     uint32_t cause = cause_of(at);
     if (cause == kNobody) return cause;
     uint32_t bucket = cause_among(at, [](NodeType type) { return type == NodeType::bucket; });
-    if (bucket == kNobody) bucket = cause;
     bool held = node(cause).type != NodeType::bucket;
+    if (bucket == kNobody || (held && same_bucket(node(cause), node(at)))) {
+      spend(Spent::control, end_of(cause), at);
+      return cause;
+    }
     spend(held ? Spent::queue : Spent::control, end_of(bucket), at);
     return bucket;
   }
 
+  // What is sent before it on the lane is transfer too, if it is of the same bucket.
   uint32_t through_send(uint32_t at) {
-    uint32_t cause = cause_of(at);
+    auto on_lane = [](NodeType type) { return type == NodeType::send; };
     spend(Spent::transfer, node(at).start_ns, at);
-    if (cause == kNobody) return cause;
-    uint32_t data = cause_among(at, [](NodeType type) { return type != NodeType::send; });
-    if (data == kNobody) data = cause;
-    bool held = node(cause).type == NodeType::send;
-    spend(held ? Spent::queue : Spent::transfer, end_of(data), at);
+    uint32_t data = cause_among(at, [&](NodeType type) { return !on_lane(type); });
+    uint32_t before = cause_among(at, on_lane);
+    if (data == kNobody) {
+      if (before != kNobody) spend(Spent::queue, end_of(before), at);
+      return before;
+    }
+    int64_t since = std::max(begin_, end_of(data));
+    for (; before != kNobody && end_of(before) > since && cursor_ > since && lane_steps_ > 0;
+         before = cause_among(before, on_lane), --lane_steps_)
+      wait_until(since, before, at);
+    spend(Spent::transfer, since, at);
     return data;
+  }
+
+  // While `before` had the lane. Adds to the stretch that follows, if it is of the same kind.
+  void wait_until(int64_t since, uint32_t before, uint32_t at) {
+    Spent spent = same_bucket(node(before), node(at)) ? Spent::transfer : Spent::queue;
+    int64_t from = std::clamp(node(before).start_ns, since, cursor_);
+    if (!stretches_.empty() && stretches_.back().node == at && stretches_.back().spent == spent) {
+      stretches_.back().start_ns = from;
+      cursor_ = from;
+    } else {
+      spend(spent, from, at);
+    }
+  }
+
+  // Of the tensors that travel together. Both are about operations.
+  bool same_bucket(const Node& a, const Node& b) const {
+    if (a.subject == b.subject) return true;
+    const Operation *x = operation(a.subject), *y = operation(b.subject);
+    return x != nullptr && y != nullptr && x->iteration == y->iteration && x->bucket == y->bucket;
+  }
+
+  const Operation* operation(uint32_t number) const {
+    auto found = std::lower_bound(
+        graph_.operations.begin(), graph_.operations.end(), number,
+        [](const Operation& operation, uint32_t wanted) { return operation.number < wanted; });
+    if (found == graph_.operations.end() || found->number != number) return nullptr;
+    return &*found;
   }
 
   // How much longer than on the median rank it took.
@@ -177,6 +218,7 @@ class Walk {
   uint16_t rank_ = 0;
   int64_t begin_ = 0;
   int64_t cursor_ = 0;  // all after it is spent
+  size_t lane_steps_;   // more than a sound trace needs: no lane is walked twice
   std::vector<Stretch> stretches_;
 };
 

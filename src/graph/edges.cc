@@ -32,6 +32,7 @@ class Connector {
 
   Edges run() {
     know_layers();
+    if (!facts_.barrier) facts_.barrier = seems_held() ? plan::Barrier::all : plan::Barrier::tensor;
     for (RankParts& own : parts_.ranks) {
       run_program(own);
       make_ready(own);
@@ -304,22 +305,36 @@ class Connector {
     }
   }
 
+  // What the device did first after the tensors of that iteration were done.
+  static const Table::Entry* first_after(const RankParts& own, uint32_t iteration) {
+    std::span<const Table::Entry> held = own.update.of_iteration(iteration);
+    if (held.empty()) held = own.forward.of_iteration(iteration + 1);
+    auto first = std::min_element(
+        held.begin(), held.end(),
+        [](const Table::Entry& a, const Table::Entry& b) { return a.time_ns < b.time_ns; });
+    return first == held.end() ? nullptr : &*first;
+  }
+
+  // Where no plan is known: whether nothing ever went on before all was done.
+  bool seems_held() const {
+    for (const RankParts& own : parts_.ranks)
+      for (uint32_t iteration : own.done.iterations()) {
+        const Table::Entry* first = first_after(own, iteration);
+        if (first == nullptr) continue;
+        for (const Table::Entry& done : own.done.of_iteration(iteration))
+          if (done.time_ns > first->time_ns) return false;
+      }
+    return true;
+  }
+
   // The plan let nothing go on before all was done.
   void hold_at_barrier(const RankParts& own) {
     if (facts_.barrier == plan::Barrier::tensor) return;
     for (uint32_t iteration : own.done.iterations()) {
-      std::span<const Table::Entry> held = own.update.of_iteration(iteration);
-      if (held.empty()) held = own.forward.of_iteration(iteration + 1);
-      if (held.empty()) continue;
-      auto first = std::min_element(
-          held.begin(), held.end(),
-          [](const Table::Entry& a, const Table::Entry& b) { return a.time_ns < b.time_ns; });
-      std::span<const Table::Entry> done = own.done.of_iteration(iteration);
-      bool all_before = std::all_of(done.begin(), done.end(), [&](const Table::Entry& entry) {
-        return entry.time_ns <= first->time_ns;
-      });
-      if (!facts_.barrier && !all_before) continue;
-      for (const Table::Entry& entry : done) record(entry.node, first->node);
+      const Table::Entry* first = first_after(own, iteration);
+      if (first == nullptr) continue;
+      for (const Table::Entry& done : own.done.of_iteration(iteration))
+        record(done.node, first->node);
     }
   }
 

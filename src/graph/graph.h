@@ -149,8 +149,8 @@ struct Stretch {
 };
 
 // The chain of causes that ends where iteration `index` (into graph.iterations) ends on the rank
-// that ends it last, back to where that iteration began. Stretches are in order of time, touch
-// each other and cover the iteration exactly.
+// that ends it last, back to where that iteration began on that rank. Stretches are in order of
+// time, touch each other and cover the iteration exactly. docs/graph.md says what counts as what.
 std::vector<Stretch> critical_path(const Graph& graph, const Predecessors& predecessors,
                                    size_t index);
 
