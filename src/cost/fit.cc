@@ -92,6 +92,12 @@ Line fit_line(const std::map<uint32_t, Samples>& rates) {
       [](const auto& a, const auto& b) { return a.bytes_per_s.value < b.bytes_per_s.value; });
   line.link = fastest->bytes_per_s;
   const double plateau = line.link->value;
+  // All that fill the link have measured it; the fastest alone would be the luckiest.
+  Samples of_link;
+  for (const auto& point : line.points)
+    if (point.bytes_per_s.value >= kNearlyAll * plateau)
+      of_link.insert(of_link.end(), rates.at(point.flows).begin(), rates.at(point.flows).end());
+  line.link = summary(of_link);
 
   // The least number of flows says how one flow grows, if it does not fill the link already.
   const Costs::RatePoint& least = line.points.front();

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstring>
 #include <numeric>
+#include <optional>
 
 #include "weft/transport.h"
 
@@ -19,7 +20,8 @@ constexpr uint32_t kEndOfStep = 0xffffffff;  // header.chunk of a lane's last me
 constexpr Nanos kIdleTime = Nanos::from_millis(20);
 constexpr Nanos kTurn = Nanos::from_millis(1);
 constexpr Nanos kTogether = Nanos::from_micros(200);
-constexpr double kImplausible = 1.2;
+// A steady part faster than this times the whole step was not steady.
+constexpr double kImplausible = 1.25;
 constexpr double kWarmUp = 0.35;  // share of a step that is not counted
 
 enum class StepType : uint8_t { idle, rate };
@@ -61,6 +63,49 @@ struct Counted {
   uint64_t chunks = 0;
   int64_t cpu_ns = 0;  // of a receiver that does not send
 };
+
+// Bytes received until a moment.
+struct Sample {
+  Nanos at;
+  uint64_t bytes;
+};
+
+// Bytes and time (as `at`) of the steady part of a step, between the end of the warm-up and the
+// moment at which the sender stopped. A receiver that had to wait for a processor counts late what
+// arrived in time, so only samples on the upper hull tell what arrived; its ends may be late ones.
+std::optional<Sample> steady_part(const std::vector<Sample>& samples, Nanos first, Nanos length) {
+  std::vector<Sample> hull;
+  auto below = [](const Sample& a, const Sample& b, const Sample& c) {
+    auto steep = [](const Sample& from, const Sample& to) {
+      return static_cast<double>(to.bytes - from.bytes) /
+             static_cast<double>((to.at - from.at).count);
+    };
+    return steep(a, b) <= steep(b, c);
+  };
+  for (const Sample& sample : samples) {
+    Nanos age = sample.at - first;
+    if (age < length.scaled(kWarmUp) || age > length) continue;
+    while (hull.size() > 1 && below(hull[hull.size() - 2], hull.back(), sample)) hull.pop_back();
+    hull.push_back(sample);
+  }
+  if (hull.size() < 2) return std::nullopt;
+  const Sample* from = &hull.front();
+  const Sample* to = &hull.back();
+  if (hull.size() > 3 && hull[hull.size() - 2].at - hull[1].at > (to->at - from->at).scaled(0.5)) {
+    from = &hull[1];
+    to = &hull[hull.size() - 2];
+  }
+  // One that stood still for most of the step found nearly all of it at once: then only the whole
+  // step tells the rate.
+  auto rate = [](uint64_t bytes, Nanos time) {
+    return static_cast<double>(bytes) / static_cast<double>(std::max<int64_t>(1, time.count));
+  };
+  const Sample whole{samples.back().at - first, samples.back().bytes};
+  const Sample steady{to->at - from->at, to->bytes - from->bytes};
+  if (rate(steady.bytes, steady.at) > kImplausible * rate(whole.bytes, whole.at))
+    return whole.at.count > 0 ? std::optional(whole) : std::nullopt;
+  return steady.bytes > 0 ? std::optional(steady) : std::nullopt;
+}
 
 // Sends and swallows chunks of the current step.
 class Traffic final : public ChunkHandler {
@@ -326,10 +371,6 @@ class Prober {
 
     Nanos first_arrival{0};
     Nanos last_ping{0};
-    struct Sample {
-      Nanos at;
-      uint64_t bytes;
-    };
     std::vector<Sample> samples;
     uint64_t base = received_bytes();
     auto count = [&] {
@@ -362,29 +403,10 @@ class Prober {
     int64_t cpu = thread_cpu_ns() - cpu_before;
     uint64_t total = received_bytes() - base;
 
-    // Between the end of the warm-up and the moment at which the sender stopped.
-    const Sample* from = nullptr;
-    const Sample* to = nullptr;
-    for (const Sample& sample : samples) {
-      Nanos age = sample.at - first_arrival;
-      if (age > send_time_) break;
-      if (from == nullptr && age >= send_time_.scaled(kWarmUp)) from = &sample;
-      to = &sample;
-    }
     double share = 1;
-    if (from != nullptr && to != nullptr && to->at > from->at && to->bytes > from->bytes) {
-      own_.bytes = to->bytes - from->bytes;
-      own_.duration_ns = (to->at - from->at).count;
-      // A receiver that had to wait for a processor finds much at once: then only the whole step
-      // tells the rate.
-      const Sample& last = samples.back();
-      const auto whole_ns = static_cast<double>((last.at - first_arrival).count);
-      const double whole = whole_ns > 0 ? static_cast<double>(last.bytes) / whole_ns : 0;
-      const double window = static_cast<double>(own_.bytes) / static_cast<double>(own_.duration_ns);
-      if (window > kImplausible * whole) {
-        own_.bytes = last.bytes;
-        own_.duration_ns = (last.at - first_arrival).count;
-      }
+    if (auto steady = steady_part(samples, first_arrival, send_time_)) {
+      own_.bytes = steady->bytes;
+      own_.duration_ns = steady->at.count;
       share = total > 0 ? static_cast<double>(own_.bytes) / static_cast<double>(total) : 0;
       own_.chunks = static_cast<uint64_t>(static_cast<double>(traffic_.chunks_in()) * share);
     }
