@@ -58,7 +58,8 @@ class Collector {
     if (event.iteration == kNone) return false;
     switch (event.kind) {
       case Kind::iteration:
-        return own.iterations.try_emplace(event.iteration, event.start_ns, event.end_ns()).second;
+        return own.iterations.try_emplace(event.iteration, Interval{event.start_ns, event.end_ns()})
+            .second;
       case Kind::forward: return compute(own.forward, NodeType::forward, rank, event);
       case Kind::backward: return compute(own.backward, NodeType::backward, rank, event);
       case Kind::update: return compute(own.update, NodeType::update, rank, event);

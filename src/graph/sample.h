@@ -134,7 +134,8 @@ struct Sample {
     for (uint32_t rank = 0; rank < ranks; ++rank)
       may_send[rank] = ended[rank] = admitted + (rank == 0 ? 0 : 1'000);
     std::vector<int64_t> begun = may_send;
-    for (uint16_t step = 0; step < 2 * (ranks - 1); ++step) {
+    const auto steps = static_cast<uint16_t>(2 * (ranks - 1));
+    for (uint16_t step = 0; step < steps; ++step) {
       std::vector<int64_t> arrived(ranks);
       for (uint32_t rank = 0; rank < ranks; ++rank) {
         uint32_t peer = (rank + 1) % ranks;
