@@ -66,6 +66,7 @@ struct Prediction {
   std::vector<double> of_rank_ns;     // median by rank
   std::vector<std::string> unknown;   // what this answer needs and no record measured
   std::vector<std::string> assumed;   // what it takes for granted, for people
+  double processor_busy = 0;          // share of the cores that serves lanes, 0 to 1
   uint64_t events = 0;                // simulated: compute, messages, decisions
   std::vector<uint32_t> order;        // pieces in the order in which operations were admitted
   std::optional<trace::Trace> trace;

@@ -15,6 +15,9 @@ constexpr uint32_t kWarmUp = 2;
 // What is left when everything that is modelled is right: the spread of errors over plans and
 // clusters that were predicted before they were run (docs/cost_model.md).
 constexpr double kModelError = 0.04;
+// Threads that wait for a core while others have it wait longer than first come, first served.
+constexpr double kBusy = 0.4;
+constexpr double kBusyError = 0.3;  // for each core's worth above that
 
 graph::LayerTimes median_of(const std::vector<const graph::LayerTimes*>& all) {
   auto middle = [&](int64_t graph::LayerTimes::*field) {
@@ -257,6 +260,7 @@ void summarize(const Simulated& run, Prediction& out) {
   }
   out.iteration_ns = out.low_ns = out.high_ns = std::max(slowest, 0.0);
   out.events = run.events;
+  out.processor_busy = run.processor_busy;
   out.order = run.order;
 }
 
@@ -285,10 +289,16 @@ void Replayer::Impl::widen(const Question& question, const plan::Plan& plan,
       spread = (quantile(measured.of_slowest_ns, 0.75) - quantile(measured.of_slowest_ns, 0.25)) /
                2 / median;
   }
+  double busy = std::max(0.0, prediction.processor_busy - kBusy);
+  if (busy > 0)
+    prediction.assumed.push_back(
+        text("communication keeps the processors %.0f %% busy: it may take longer than predicted",
+             100 * prediction.processor_busy));
   auto together = [&](double fit) {
-    double fidelity_error = fidelity.error_percent / 100;
+    double fidelity_error = fidelity.error_percent / 100,
+           model_error = kModelError + kBusyError * busy;
     return std::sqrt(fit * fit + spread * spread + fidelity_error * fidelity_error +
-                     kModelError * kModelError);
+                     model_error * model_error);
   };
   prediction.low_ns = value * (1 - together((value - fast) / value));
   prediction.high_ns = value * (1 + together((slow - value) / value));

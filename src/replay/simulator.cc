@@ -159,6 +159,8 @@ class Simulator {
       now_ = event.at;
       handle(event);
     }
+    double cores = network_.cores * (network_.shared_processor ? 1.0 : job_.ranks);
+    if (now_ > 0) result_.processor_busy = worked_ns_ / (cores * static_cast<double>(now_));
     return std::move(result_);
   }
 
@@ -230,6 +232,7 @@ class Simulator {
   // free as well. Returns when it is done.
   int64_t work(Host& host, double ns) {
     if (ns <= 0) return std::max(now_, host.thread_free);
+    worked_ns_ += ns;
     int64_t start = std::max(now_, host.thread_free);
     if (!cores_.empty()) {
       auto core = std::min_element(cores_.begin(), cores_.end());
@@ -647,6 +650,7 @@ class Simulator {
   std::priority_queue<Event, std::vector<Event>, std::greater<>> events_;
   uint32_t sequence_ = 0;
   int64_t now_ = 0;
+  double worked_ns_ = 0;
   Simulated result_;
 };
 

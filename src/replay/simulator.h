@@ -48,6 +48,7 @@ struct Simulated {
   std::vector<std::vector<int64_t>> starts;  // by rank: start of each iteration, and of one more
   std::vector<uint32_t> order;               // pieces, in the common order
   uint64_t events = 0;
+  double processor_busy = 0;  // share of the cores that served lanes, 0 to 1
 };
 
 // Runs `job` under `layout` on `network`. `recording` may be null.
