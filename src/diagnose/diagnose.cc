@@ -1,0 +1,49 @@
+#include "weft/diagnose.h"
+
+#include "findings.h"
+#include "seen.h"
+
+namespace weft::diagnose {
+namespace {
+
+// Why no cause can be looked for, if so.
+const char* reason_to_stop(const graph::Graph& graph, const Seen& seen) {
+  if (graph.ranks < 2) return "one rank: nothing is communicated, so no cause is looked for";
+  if (graph.operations.empty())
+    return "nothing was communicated in this run, so no cause is looked for";
+  if (seen.counted.size() < 2)
+    return "one iteration is too little to tell a cause from chance: record at least four";
+  return nullptr;
+}
+
+}  // namespace
+
+Result<Diagnosis> diagnose(const graph::Graph& graph, const replay::Replayer& replayer) {
+  if (graph.iterations.empty() || graph.ranks == 0)
+    return error(Code::invalid_argument, "no iteration is whole on all ranks: nothing to diagnose");
+  if (replayer.ranks() != graph.ranks)
+    return error(Code::invalid_argument, "the replayer is of %u ranks, the graph of %u",
+                 replayer.ranks(), graph.ranks);
+  Diagnosis out;
+  out.remarks = graph.remarks;
+  out.fidelity_error_percent = replayer.fidelity().error_percent;
+  graph::Predecessors predecessors(graph);
+  Seen seen = see(graph, predecessors);
+  share_path(graph, predecessors, seen, out);
+  measure_overlap(graph, seen, out);
+  detail_tensors(graph, replayer.recorded_plan(), seen, out);
+  detail_lanes(graph, seen, out);
+  if (const char* reason = reason_to_stop(graph, seen)) {
+    out.remarks.emplace_back(reason);
+    return out;
+  }
+  auto judge = Judge::make(graph, replayer);
+  if (!judge) {
+    out.remarks.push_back("no cause can be judged: " + judge.error().message());
+    return out;
+  }
+  find_causes(graph, seen, *judge, out);
+  return out;
+}
+
+}  // namespace weft::diagnose

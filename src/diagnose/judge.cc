@@ -1,0 +1,86 @@
+#include "judge.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace weft::diagnose {
+namespace {
+
+// As many as every answer is compared over: two that fill the queues and two that count.
+constexpr uint32_t kIterations = 4;
+// Smaller gains are not worth a sentence, however well a run replays.
+constexpr double kLeastGainPercent = 1;
+
+}  // namespace
+
+Result<Judge> Judge::make(const graph::Graph& graph, const replay::Replayer& replayer) {
+  Judge out;
+  out.graph_ = &graph;
+  out.replayer_ = &replayer;
+  replay::Question question;
+  question.iterations = kIterations;
+  WEFT_ASSIGN(replay::Prediction recorded, replayer.predict(question));
+  if (!(recorded.iteration_ns > 0) || !std::isfinite(recorded.iteration_ns))
+    return error(Code::unsupported, "the recorded plan replays in no time");
+  out.recorded_ns_ = recorded.iteration_ns;
+  out.plan_error_ = (recorded.high_ns - recorded.low_ns) / 2 / recorded.iteration_ns;
+  // With the same plan most of what the model leaves out is left out on both sides; but another
+  // resource may bound what is left.
+  constexpr double kStays = 0.5;
+  double measured = replayer.measured_iteration_ns();
+  double spread =
+      measured > 0 ? (replayer.measured_high_ns() - replayer.measured_low_ns()) / 2 / measured : 0;
+  out.compute_error_ = std::max(std::hypot(replayer.fidelity().error_percent / 100, spread),
+                                kStays * out.plan_error_);
+  return out;
+}
+
+Verdict Judge::of_time(double iteration_ns, bool same_plan) const {
+  Verdict out;
+  out.iteration_ns = iteration_ns;
+  double left = iteration_ns / recorded_ns_;
+  out.gain_percent = 100 * (1 - left);
+  // The recorded time was measured: only what is left of it is in doubt.
+  double doubt = 100 * left * (same_plan ? compute_error_ : plan_error_);
+  out.low = out.gain_percent - doubt;
+  out.high = std::min(100.0, out.gain_percent + doubt);
+  return out;
+}
+
+Result<Verdict> Judge::of_plan(const plan::Plan& plan) const {
+  replay::Question question;
+  question.plan = plan;
+  question.iterations = kIterations;
+  question.interval = false;
+  WEFT_ASSIGN(replay::Prediction answer, replayer_->predict(question));
+  return of_time(answer.iteration_ns, false);
+}
+
+Result<Verdict> Judge::of(const replay::WhatIf& what_if) const {
+  replay::Question question;
+  question.what_if = what_if;
+  question.iterations = kIterations;
+  question.interval = false;
+  WEFT_ASSIGN(replay::Prediction answer, replayer_->predict(question));
+  return of_time(answer.iteration_ns, true);
+}
+
+Result<Verdict> Judge::of_compute(std::vector<graph::Iteration> iterations) const {
+  graph::Graph other;
+  other.ranks = graph_->ranks;
+  other.model = graph_->model;
+  other.environment = graph_->environment;
+  other.iterations = std::move(iterations);
+  WEFT_ASSIGN(replay::Replayer edited, replay::Replayer::make(other, replayer_->costs()));
+  replay::Question question;
+  question.iterations = kIterations;
+  question.interval = false;
+  WEFT_ASSIGN(replay::Prediction answer, edited.predict(question));
+  return of_time(answer.iteration_ns, true);
+}
+
+double Judge::least_gain_percent() const {
+  return std::max(std::abs(replayer_->fidelity().error_percent), kLeastGainPercent);
+}
+
+}  // namespace weft::diagnose
