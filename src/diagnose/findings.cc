@@ -26,7 +26,9 @@ size_t place_of(const std::string& name) {
                              std::begin(kNames));
 }
 
-double median(std::vector<double> values) { return values.empty() ? 0 : quantile(values, 0.5); }
+double median(const std::vector<double>& values) {
+  return values.empty() ? 0 : quantile(values, 0.5);
+}
 
 std::string percent(double value) { return text("%.1f %%", value); }
 
