@@ -1,0 +1,114 @@
+#include "weft/optimize.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "explain.h"
+#include "search.h"
+
+namespace weft::optimize {
+namespace {
+
+using plan::Plan;
+
+// A gain by replay below this, or below the error of the replay, is none.
+constexpr double kLeastGain = 0.005;
+
+// A name out of a trace, fit for one line.
+std::string one_line(const std::string& name) {
+  std::string out = name.substr(0, 80);
+  for (char& c : out)
+    if (c < ' ' || c > '~') c = '?';
+  return out;
+}
+
+Plan signed_by_optimizer(Plan plan, const replay::Replayer& replayer, const Options& options,
+                         const Space& space) {
+  const Plan& recorded = replayer.recorded_plan();
+  std::string link;
+  if (space.link_bits_per_s > 0) link = ", " + format_rate(space.link_bits_per_s);
+  plan.name = "optimized";
+  plan.comment = text("for %s on %u hosts%s; from %s (%s)", one_line(replayer.model().name).c_str(),
+                      options.cluster.hosts.value_or(replayer.ranks()), link.c_str(),
+                      one_line(recorded.name).c_str(), plan::hash(recorded).c_str());
+  return plan;
+}
+
+Result<replay::Prediction> with_interval(Judge& judge, const Plan& plan) {
+  replay::Question question;
+  question.plan = plan;
+  question.cluster = judge.cluster();
+  return judge.predict(question);
+}
+
+// "Communication is free": what is left to gain.
+double bound_of(Judge& judge, const Plan& plan) {
+  replay::Question question;
+  question.plan = plan;
+  question.cluster = judge.cluster();
+  question.what_if.free_communication = true;
+  question.interval = false;
+  auto answer = judge.predict(question);
+  return answer ? answer->iteration_ns : 0;
+}
+
+void remark(const replay::Replayer& replayer, const Judge& judge, const Space& space,
+            Optimized& out) {
+  if (judge.refused() > 0)
+    out.remarks.push_back(text("%llu plans were left out because they cannot be replayed: %s",
+                               static_cast<unsigned long long>(judge.refused()),
+                               judge.first_refusal().c_str()));
+  if (!replayer.costs().link_bytes_per_s)
+    out.remarks.emplace_back(
+        "the trace has no probe: more lanes than were used could not be tried");
+  if (!out.finished)
+    out.remarks.emplace_back("the budget ended the search: a larger one may find more");
+  if (space.passes.size() < pass_names().size())
+    out.remarks.push_back(text("%zu passes were left out: what they decide is as recorded",
+                               pass_names().size() - space.passes.size()));
+}
+
+}  // namespace
+
+Result<Optimized> optimize(const replay::Replayer& replayer, const Options& options) {
+  Nanos start = monotonic_clock().now();
+  WEFT_ASSIGN(Space space, make_space(replayer, options));
+  Judge judge(replayer, options.cluster);
+  Optimized out;
+  WEFT_ASSIGN(out.before, with_interval(judge, space.recorded));
+  auto recorded_ns = judge.time_of(space.recorded);
+  if (!recorded_ns) return error(Code::unsupported, "%s", judge.first_refusal().c_str());
+  out.bound_ns = bound_of(judge, space.recorded);
+  out.floor_ns = floor_of(replayer, options.cluster);
+
+  Search search(judge, space, options, std::max(out.bound_ns, out.floor_ns));
+  Candidate best = search.run(*recorded_ns);
+  out.finished = search.finished();
+  out.passes = search.passes();
+
+  double gain = 1 - best.ns / *recorded_ns;
+  double least = std::max(kLeastGain, std::abs(replayer.fidelity().error_percent) / 100);
+  if (best.plan != space.recorded && gain > least) {
+    out.plan = signed_by_optimizer(best.plan, replayer, options, space);
+    WEFT_TRY(plan::validate(out.plan));
+    WEFT_TRY(schedule::supported(out.plan));
+    WEFT_ASSIGN(out.after, with_interval(judge, out.plan));
+  }
+  if (out.after.iteration_ns > 0 && out.after.iteration_ns < out.before.iteration_ns) {
+    out.decisions = explain(out.plan, best.ns, space, replayer.environment(), judge);
+  } else {
+    out.plan = space.recorded;
+    out.after = out.before;
+    out.remarks.push_back(
+        text("the recorded plan is kept: the best that was found gains %.2f %% by replay, and "
+             "less than %.2f %% is within its error",
+             gain * 100, least * 100));
+  }
+  remark(replayer, judge, space, out);
+  out.replays = judge.replays();
+  out.replay_seconds = judge.seconds();
+  out.seconds = (monotonic_clock().now() - start).seconds();
+  return out;
+}
+
+}  // namespace weft::optimize
