@@ -1,0 +1,184 @@
+// What a run's own messages say: made-up runs whose truth is known.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "weft/cost.h"
+
+namespace weft::cost {
+namespace {
+
+using trace::Event;
+using trace::Kind;
+using trace::Shape;
+
+trace::Process process_of(uint32_t rank) {
+  trace::Process process;
+  process.environment.rank = rank;
+  process.environment.host_index = rank;
+  process.environment.ranks = 2;
+  process.environment.cores = 8;
+  return process;
+}
+
+Event event_of(Kind kind, Shape shape, int64_t start, int64_t duration, uint32_t iteration) {
+  Event event;
+  event.kind = kind;
+  event.shape = shape;
+  event.start_ns = start;
+  event.duration_ns = duration;
+  event.iteration = iteration;
+  return event;
+}
+
+// Rank 0 hands `count` chunks to one lane at once, which carries `bytes_per_ns`.
+trace::Trace busy_lane(size_t count, double bytes_per_ns) {
+  trace::Trace trace;
+  trace.processes = {process_of(0), process_of(1)};
+  constexpr uint64_t kBytes = 20'000;
+  double arrival = 1e6;
+  for (size_t i = 0; i < count; ++i) {
+    arrival += static_cast<double>(kBytes + kHeaderBytes) / bytes_per_ns;
+    for (Shape shape : {Shape::send, Shape::receive}) {
+      int64_t start =
+          shape == Shape::send ? static_cast<int64_t>(i) : static_cast<int64_t>(arrival);
+      Event event = event_of(Kind::chunk, shape, start, 0, 3);
+      event.message = i + 1;
+      event.bytes = kBytes;
+      event.lane = 0;
+      trace.processes[shape == Shape::send ? 0 : 1].events.push_back(event);
+    }
+  }
+  return trace;
+}
+
+TEST(Messages, a_busy_lane_tells_its_rate) {
+  Costs costs = fit(busy_lane(200, 0.0155));
+  ASSERT_TRUE(costs.lane_bytes_per_s.has_value());
+  EXPECT_NEAR(costs.lane_bytes_per_s->value, 15.5e6, 0.02e6);
+  EXPECT_EQ(costs.lanes, 1u);
+  EXPECT_FALSE(costs.link_bytes_per_s.has_value()) << "one lane does not know the link";
+}
+
+TEST(Messages, a_lane_that_waited_tells_nothing) {
+  trace::Trace trace = busy_lane(200, 0.0155);
+  // Each chunk is handed over only when the one before has arrived.
+  for (size_t i = 1; i < 200; ++i)
+    trace.processes[0].events[i].start_ns = trace.processes[1].events[i - 1].start_ns;
+  EXPECT_FALSE(fit(trace).lane_bytes_per_s.has_value());
+  EXPECT_FALSE(fit(busy_lane(10, 0.0155)).lane_bytes_per_s.has_value()) << "too few to tell";
+}
+
+TEST(Messages, the_run_overrules_the_probe_where_the_link_was_not_full) {
+  trace::Trace trace = busy_lane(200, 0.0155);
+  auto probe = [&](uint16_t flows, double bytes_per_s) {
+    trace::ProbeResult result;
+    result.scope = trace::ProbeScope::ring;
+    result.flows = flows;
+    result.chunk_bytes = 20'000;
+    result.duration_ns = 10'000'000;
+    result.bytes = static_cast<uint64_t>(bytes_per_s * 0.01);
+    trace.processes[0].probe.push_back(result);
+  };
+  probe(1, 17e6);
+  probe(2, 34e6);
+  probe(8, 78e6);
+  probe(16, 77e6);
+  Costs costs = fit(trace);
+  EXPECT_NEAR(costs.flow_bytes_per_s->value, 15.5e6, 0.02e6);
+  EXPECT_NEAR(costs.link_bytes_per_s->value, 77.5e6, 0.1e6);
+  // A receiver that was held up: more than in proportion is not believed.
+  probe(32, 900e6);
+  EXPECT_NEAR(fit(trace).link_bytes_per_s->value, 77.5e6, 0.1e6);
+}
+
+TEST(Messages, delays_are_those_between_the_events) {
+  trace::Trace trace;
+  trace.processes = {process_of(0), process_of(1)};
+  for (uint32_t i = 0; i < 5; ++i) {
+    int64_t base = int64_t{i} * 1'000'000'000;
+    for (uint32_t r = 0; r < 2; ++r) {
+      auto& events = trace.processes[r].events;
+      Event backward = event_of(Kind::backward, Shape::span, base, 1'000'000, i);
+      backward.layer = 4;
+      events.push_back(backward);
+      // Rank 1 is later: the report counts from its hand-over.
+      int64_t handed = base + 1'040'000 + (r == 1 ? 500'000 : 0);
+      if (r == 1) events.back().duration_ns += 500'000;
+      Event ready = event_of(Kind::gradient_ready, Shape::instant, handed, 0, i);
+      ready.layer = 4;
+      ready.tensor = 7;
+      ready.bucket = 2;
+      events.push_back(ready);
+      Event operation =
+          event_of(Kind::operation, Shape::span, base + 1'640'000 + r * 25'000, 9'000'000, i);
+      operation.operation = i;
+      events.push_back(operation);
+      Event done = event_of(Kind::tensor_done, Shape::instant, base + 12'000'000, 0, i);
+      done.tensor = 7;
+      events.push_back(done);
+      Event wait = event_of(Kind::wait, Shape::span, base + 2'000'000, 10'030'000, i);
+      wait.tensor = 7;
+      events.push_back(wait);
+    }
+    Event admitted = event_of(Kind::admitted, Shape::instant, base + 1'640'000, 0, i);
+    admitted.operation = i;
+    admitted.bucket = 2;
+    admitted.partition = 0;
+    trace.processes[0].events.push_back(admitted);
+  }
+  Costs costs = fit(trace);
+  EXPECT_EQ(costs.hand_over_ns->value, 40'000);
+  EXPECT_EQ(costs.report_ns->value, 100'000);
+  EXPECT_EQ(costs.begin_ns->value, 25'000);
+  EXPECT_EQ(costs.wake_up_ns->value, 30'000);
+}
+
+TEST(Messages, recorded_facts_are_read_and_bounded) {
+  trace::Trace trace = busy_lane(100, 0.1);
+  auto& lab = trace.processes[0].environment.lab;
+  lab = {{"lab.gso_max_bytes", "32499"},
+         {"net.ipv4.tcp_limit_output_bytes", "40000"},
+         {"lab.flow_burst_bytes", "9000"},
+         {"lab.link_burst_bytes", "39062"}};
+  Costs costs = fit(trace);
+  EXPECT_EQ(costs.sending.packet_bytes, 32499);
+  EXPECT_EQ(costs.sending.queue_bytes, 40000);
+  EXPECT_TRUE(costs.sending.shaped);
+  EXPECT_EQ(costs.sending.cores, 8u);
+  lab = {{"lab.gso_max_bytes", "1"}, {"lab.flow_burst_bytes", "-5"}, {"lab.link_burst_bytes", "x"}};
+  costs = fit(trace);
+  EXPECT_GE(costs.sending.packet_bytes, 4096);
+  EXPECT_EQ(costs.sending.flow_burst_bytes, 0);
+  EXPECT_FALSE(costs.sending.shaped);
+}
+
+TEST(Messages, hostile_records_are_survived) {
+  Rng rng(7);
+  for (int round = 0; round < 200; ++round) {
+    trace::Trace trace;
+    trace.processes = {process_of(0), process_of(1)};
+    for (auto& process : trace.processes)
+      for (int i = 0; i < 60; ++i) {
+        Event event;
+        event.start_ns = static_cast<int64_t>(rng.next() >> 2) * (rng.below(2) == 0 ? 1 : -1);
+        event.duration_ns = static_cast<int64_t>(rng.next() >> 2);
+        event.message = rng.below(40);
+        event.bytes = rng.next();
+        event.iteration = static_cast<uint32_t>(rng.below(3));
+        event.tensor = static_cast<uint32_t>(rng.next());
+        event.operation = static_cast<uint32_t>(rng.below(5));
+        event.lane = static_cast<uint16_t>(rng.next());
+        event.shape = static_cast<Shape>(1 + rng.below(5));
+        event.kind = static_cast<Kind>(rng.below(17));
+        if (event.shape != Shape::span) event.duration_ns = 0;
+        process.events.push_back(event);
+      }
+    Costs costs = fit(trace);
+    if (costs.lane_bytes_per_s) {
+      EXPECT_GE(costs.lane_bytes_per_s->value, 0);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace weft::cost
