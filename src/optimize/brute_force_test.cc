@@ -29,6 +29,8 @@ Problem random_problem(uint64_t seed) {
     out.job.forward_ns.push_back(static_cast<int64_t>(50'000 + rng.below(1'500'000)));
     out.job.backward_ns.push_back(static_cast<int64_t>(100'000 + rng.below(3'000'000)));
   }
+  // Less credit than the link needs is tried only where it was recorded.
+  if (rng.below(2) == 0) out.job.plan.credit = mib(8);
   double link = 0.3e9 + 1.2e9 * rng.uniform();
   double flow = rng.below(3) == 0 ? link : link / (1.5 + 4 * rng.uniform());
   out.costs = testing::costs_of(link, flow, 20'000 + 200'000 * rng.uniform());
@@ -49,14 +51,16 @@ std::vector<std::vector<plan::BucketSpec>> groupings(size_t tensors) {
   return out;
 }
 
-std::vector<Plan> grid(size_t tensors) {
+std::vector<Plan> grid(size_t tensors, std::optional<Bytes> recorded_credit) {
+  std::vector<std::optional<Bytes>> credits = {std::nullopt};
+  if (recorded_credit) credits.push_back(recorded_credit);
   std::vector<Plan> out;
   for (const auto& groups : groupings(tensors))
     for (uint32_t lanes : {1u, 3u, 8u})
       for (auto order : {plan::Order::ready, plan::Order::layer})
         for (auto barrier : {plan::Barrier::all, plan::Barrier::tensor})
-          for (std::optional<Bytes> partition : {std::optional<Bytes>(), {kib(256)}, {kib(512)}})
-            for (std::optional<Bytes> credit : {std::optional<Bytes>(), {mib(1)}}) {
+          for (std::optional<Bytes> partition : {std::optional<Bytes>(), {mib(2)}, {mib(4)}})
+            for (std::optional<Bytes> credit : credits) {
               Plan plan;
               plan.buckets = groups;
               plan.lanes = lanes;
@@ -64,7 +68,7 @@ std::vector<Plan> grid(size_t tensors) {
               plan.barrier = barrier;
               plan.partition = partition;
               plan.credit = credit;
-              plan.chunk = kib(256);
+              plan.chunk = mib(2);
               out.push_back(std::move(plan));
             }
   return out;
@@ -72,7 +76,7 @@ std::vector<Plan> grid(size_t tensors) {
 
 double best_of_grid(const replay::Replayer& replayer, size_t tensors) {
   double best = 0;
-  for (const Plan& plan : grid(tensors)) {
+  for (const Plan& plan : grid(tensors, replayer.recorded_plan().credit)) {
     replay::Question question;
     question.plan = plan;
     question.iterations = 4;

@@ -72,9 +72,9 @@ std::vector<Plan> optional_size_edits(const Plan& plan, std::optional<Bytes> Pla
     values.emplace_back(std::nullopt);
     for (Bytes size : sizes_near(*now, range, {usual})) values.emplace_back(size);
   } else {
-    // From "none" there is no neighbour: a few sizes apart, down to where a small job is cut too.
-    for (uint64_t size = usual.count / 16; size <= usual.count * 4; size *= 4)
-      values.emplace_back(std::clamp(Bytes{size}, range.least, range.most));
+    // From "none" there is no neighbour: all usual sizes.
+    for (uint64_t size = range.least.count; size <= usual.count * 4; size *= 2)
+      values.emplace_back(std::min(Bytes{size}, range.most));
   }
   std::vector<Plan> out;
   for (const std::optional<Bytes>& value : values) {

@@ -48,7 +48,12 @@ std::string reason_of_tie(const std::string& path, const Plan& chosen, const Spa
     return "kept because the rest was chosen with it";
   }
   // The rule's values are compared one by one, as they are explained one by one.
-  if (undone(path, chosen, space.expert) == chosen) return "kept as in the default";
+  if (undone(path, chosen, space.expert) == chosen) {
+    bool bounds = pass == "partition" || pass == "credit";
+    return bounds && chosen.order == plan::Order::layer
+               ? "as in the default, a margin so that the urgent can overtake"
+               : "kept as in the default";
+  }
   return "kept because the rest was chosen with it";
 }
 

@@ -13,8 +13,8 @@ namespace weft::optimize {
 inline constexpr double kGain = 0.001;
 // Plans this close are equal: the simpler one wins.
 inline constexpr double kTie = 0.002;
-// What a lane more than fill the link may cost by replay.
-inline constexpr double kSpareLane = 0.005;
+// What all margins together may cost by replay (docs/optimize.md).
+inline constexpr double kMargin = 0.005;
 
 struct Candidate {
   plan::Plan plan;
@@ -45,7 +45,7 @@ class Search {
   bool back_to(const std::string& pass, const plan::Plan& from, double limit, Candidate& now);
   void simplify(Candidate& best);
   void fewest_lanes(double limit, Candidate& now);
-  void spare_lane(Candidate& now);
+  void take_margins(Candidate& now);
 
   void say(const char* what, double ns) const;
 
