@@ -89,11 +89,18 @@ void print_json(const nlohmann::ordered_json& object);
 void complain(const Context& context, std::string_view message);
 
 // The verbs, each in its own file.
+void add_align(CLI::App& app, Context& context);
+void add_bench(CLI::App& app, Context& context);
+void add_diagnose(CLI::App& app, Context& context);
+void add_diff(CLI::App& app, Context& context);
 void add_export(CLI::App& app, Context& context);
 void add_info(CLI::App& app, Context& context);
 void add_lab(CLI::App& app, Context& context);
+void add_optimize(CLI::App& app, Context& context);
 void add_plan(CLI::App& app, Context& context);
 void add_probe(CLI::App& app, Context& context);
+void add_replay(CLI::App& app, Context& context);
+void add_report(CLI::App& app, Context& context);
 void add_run(CLI::App& app, Context& context);
 void add_show(CLI::App& app, Context& context);
 

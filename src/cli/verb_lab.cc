@@ -1,14 +1,11 @@
 // weft lab: an emulated cluster on this machine, and training jobs to run in it.
 
-#include <unistd.h>
-
 #include <CLI/CLI.hpp>
-#include <charconv>
-#include <cstdio>
-#include <cstdlib>
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "analysis.h"
+#include "lab_options.h"
 #include "table.h"
 #include "verb.h"
 #include "weft/lab.h"
@@ -21,121 +18,32 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 struct Options {
-  lab::RunOptions run;
-  std::string link = "25gbit";
-  std::string flow;
-  std::string plan = "default";
+  LabOptions lab;
   std::string engine = "weft";
-  std::vector<std::string> slow;
-  std::vector<std::string> clock;
-  double dilation = 0;
-  double shrink = 0;
   bool no_record = false;
-  bool no_probe = false;
   bool json = false;
 };
 
-// "2:0.5" -> rank 2 at speed 0.5.
-Result<std::pair<uint32_t, std::string>> ranked(const std::string& value, const char* form) {
-  size_t colon = value.find(':');
-  uint32_t rank = 0;
-  auto [end, failure] =
-      std::from_chars(value.data(), value.data() + std::min(colon, value.size()), rank);
-  if (colon == std::string::npos || failure != std::errc() || end != value.data() + colon)
-    return error(Code::invalid_argument, "\"%s\" is not of the form %s", value.c_str(), form);
-  return std::pair(rank, value.substr(colon + 1));
-}
-
-Result<void> read_slow(const std::vector<std::string>& values, lab::RunOptions& run) {
-  for (const std::string& value : values) {
-    WEFT_ASSIGN(auto parts, ranked(value, "RANK:SPEED, such as 2:0.5"));
-    char* end = nullptr;
-    double speed = std::strtod(parts.second.c_str(), &end);
-    if (end == parts.second.c_str() || *end != '\0' || !(speed > 0))
-      return error(Code::invalid_argument, "--slow %s: \"%s\" is not a speed above 0",
-                   value.c_str(), parts.second.c_str());
-    run.slow[parts.first] = speed;
-  }
-  return {};
-}
-
-Result<void> read_clock(const std::vector<std::string>& values, lab::RunOptions& run) {
-  for (const std::string& value : values) {
-    WEFT_ASSIGN(auto parts, ranked(value, "RANK:OFFSET[:DRIFTppm], such as 1:+250ms:+50ppm"));
-    std::string offset = parts.second, drift;
-    if (size_t colon = offset.find(':'); colon != std::string::npos) {
-      drift = offset.substr(colon + 1);
-      offset.resize(colon);
-    }
-    lab::ClockError wrong;
-    WEFT_ASSIGN(wrong.offset, parse_duration(offset));
-    if (!drift.empty()) {
-      char* end = nullptr;
-      wrong.drift_ppm = std::strtod(drift.c_str(), &end);
-      if (end == drift.c_str() || std::string_view(end) != "ppm")
-        return error(Code::invalid_argument, "--clock %s: \"%s\" is not a drift such as +50ppm",
-                     value.c_str(), drift.c_str());
-    }
-    run.clock[parts.first] = wrong;
-  }
-  return {};
-}
-
-Result<lab::RunOptions> understood(const Options& options) {
-  lab::RunOptions run = options.run;
-  WEFT_ASSIGN(run.link_bits_per_s, parse_rate(options.link));
-  if (!options.flow.empty()) {
-    WEFT_ASSIGN(run.flow_bits_per_s, parse_rate(options.flow));
-  }
-  WEFT_ASSIGN(run.plan, plan::load(options.plan));
-  run.engine = options.engine == "gloo" ? lab::Engine::gloo : lab::Engine::weft;
-  WEFT_TRY(read_slow(options.slow, run));
-  WEFT_TRY(read_clock(options.clock, run));
-  if (options.dilation > 0) run.dilation = options.dilation;
-  if (options.shrink > 0) run.shrink = options.shrink;
-  run.record = !options.no_record;
-  run.probe = !options.no_probe;
-  return run;
-}
-
-std::function<void(const std::string&)> narrator() {
-  if (isatty(STDERR_FILENO) == 0) return {};
-  return [](const std::string& line) { std::fprintf(stderr, "%s\n", line.c_str()); };
-}
-
 Outcome run(const Options& options) {
-  auto understood_options = understood(options);
+  auto understood_options = understood(options.lab);
   if (!understood_options) return Outcome::bad_input(understood_options.error());
-  const lab::RunOptions& asked = *understood_options;
+  lab::RunOptions& asked = *understood_options;
+  asked.engine = options.engine == "gloo" ? lab::Engine::gloo : lab::Engine::weft;
+  asked.record = !options.no_record;
   WEFT_ASSIGN(lab::RunResult result, lab::run(asked, narrator()));
   std::string flow = asked.flow_bits_per_s > 0 ? format_rate(asked.flow_bits_per_s) : "no cap";
   if (options.json) {
-    print_json(Json{{"iteration_ms", result.iteration_ms.value},
-                    {"low", result.iteration_ms.low},
-                    {"high", result.iteration_ms.high},
-                    {"iterations_ms", result.iterations_ms},
-                    {"floor_ms", result.floor_ms},
-                    {"compute_ms", result.compute_ms},
-                    {"wire_ms", result.wire_ms},
-                    {"gradient_bytes", result.gradient_bytes},
-                    {"slowest_rank", result.slowest_rank},
-                    {"sums_exact", result.sums_exact},
-                    {"model", asked.model},
+    // The run's own summary, and what was asked.
+    Json out = Json::parse(lab::summary_json(result));
+    out.update(Json{{"model", asked.model},
                     {"hosts", asked.hosts},
                     {"link_bits_per_s", asked.link_bits_per_s},
                     {"flow_bits_per_s", asked.flow_bits_per_s},
                     {"engine", lab::name_of(asked.engine)},
                     {"plan", asked.plan.name},
                     {"plan_hash", plan::hash(asked.plan)},
-                    {"dilation", result.dilation},
-                    {"shrink", result.shrink},
-                    {"cpu_busy_percent", result.cpu_busy_percent},
-                    {"steal_percent", result.steal_percent},
-                    {"sound", result.sound},
-                    {"confinement", result.confinement},
-                    {"wall_seconds", result.wall_seconds},
-                    {"run", asked.output},
-                    {"remarks", result.remarks}});
+                    {"run", asked.output}});
+    print_json(out);
   } else {
     print(text("%s on %u hosts, link %s, flow %s, %s under plan %s\n", asked.model.c_str(),
                asked.hosts, format_rate(asked.link_bits_per_s).c_str(), flow.c_str(),
@@ -244,41 +152,15 @@ void add_lab_run(CLI::App& group, Context& context) {
   CLI::App* verb = add_verb(group, "run", "Runs a model on an emulated cluster and records it.",
                             "weft lab run --model vgg16 --hosts 4 --link 25gbit --flow 5gbit "
                             "--plan ddp -o run1");
-  verb->add_option("--model", options->run.model, "A model of `weft lab models`, or a file")
-      ->required();
-  verb->add_option("--hosts", options->run.hosts, "How many hosts, one rank each")
-      ->capture_default_str();
-  verb->add_option("--link", options->link, "Rate of each host's link")
-      ->type_name("RATE")
-      ->capture_default_str();
-  verb->add_option("--flow", options->flow, "Most that one TCP flow may carry; none if not given")
-      ->type_name("RATE");
-  verb->add_option("--iterations", options->run.iterations, "How many; the first two do not count")
-      ->capture_default_str();
-  verb->add_option("--plan", options->plan, "A plan file, or a preset")->capture_default_str();
+  add_lab_options(*verb, options->lab);
+  verb->add_option("--plan", options->lab.plan, "A plan file, or a preset")->capture_default_str();
   verb->add_option("--engine", options->engine, "Who communicates")
       ->check(CLI::IsMember({"weft", "gloo"}))
       ->capture_default_str();
-  verb->add_option("--slow", options->slow, "Speed of a rank's compute, as in 2:0.5")
-      ->type_name("RANK:SPEED");
-  verb->add_option("--clock", options->clock, "Error of a rank's clock, as in 1:+250ms:+50ppm")
-      ->type_name("RANK:OFFSET:DRIFT");
-  verb->add_option("--seed", options->run.seed, "Of the gradients' values")->capture_default_str();
-  verb->add_option("--dilation", options->dilation,
-                   "Slow links and compute by this factor instead of the chosen one")
-      ->check(CLI::Range(1.0, 1e6).description(""));
-  verb->add_option("--shrink", options->shrink,
-                   "Divide bytes and compute time by this factor instead of the chosen one")
-      ->check(CLI::Range(1.0, 1e6).description(""));
-  verb->add_option("--congestion-control", options->run.congestion_control, "Of TCP, on all hosts")
-      ->capture_default_str();
-  verb->add_option("--mtu", options->run.mtu, "Of all interfaces")
-      ->check(CLI::Range(576u, 65535u).description(""))
-      ->capture_default_str();
   verb->add_flag("--no-record", options->no_record, "Write no trace");
-  verb->add_flag("--no-probe", options->no_probe, "Do not measure the network when joining");
-  verb->add_flag("--compute-only", options->run.compute_only, "Leave communication out");
-  verb->add_option("-o,--output", options->run.output, "Folder to make for the run")->required();
+  verb->add_flag("--compute-only", options->lab.run.compute_only, "Leave communication out");
+  verb->add_option("-o,--output", options->lab.run.output, "Folder to make for the run")
+      ->required();
   verb->add_flag("--json", options->json, "Print one JSON object");
   on_call(*verb, context, [options] { return run(*options); });
 }
@@ -288,8 +170,10 @@ void add_lab_run(CLI::App& group, Context& context) {
 void add_lab(CLI::App& app, Context& context) {
   CLI::App* group = add_group(app, "lab", "Runs jobs on an emulated cluster, without root.",
                               "weft lab models\n"
-                              "weft lab run --model vgg16 --plan ddp -o run1");
+                              "weft lab run --model vgg16 --plan ddp -o run1\n"
+                              "weft lab loop --model vgg16 --flow 5gbit --before ddp -o loop1");
   add_lab_run(*group, context);
+  add_lab_loop(*group, context);
 
   struct Asked {
     std::string model;

@@ -82,6 +82,9 @@ struct RunResult {
 Result<RunResult> run(const RunOptions& options,
                       const std::function<void(const std::string&)>& progress);
 
+// A result as one JSON object, as run() leaves it in run.json.
+std::string summary_json(const RunResult& result);
+
 // The other side of run(): one worker process. Returns its exit code.
 int worker(const std::string& job_file);
 

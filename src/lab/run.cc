@@ -266,7 +266,7 @@ Result<RunResult> summarise(const RunOptions& options, const Model& model, const
   return out;
 }
 
-nlohmann::json to_json(const RunResult& result) {
+nlohmann::ordered_json to_json(const RunResult& result) {
   return {{"iteration_ms", result.iteration_ms.value},
           {"low", result.iteration_ms.low},
           {"high", result.iteration_ms.high},
@@ -362,6 +362,8 @@ Result<RunResult> run_inside(const RunOptions& options, const Model& model, cons
 
 }  // namespace
 
+std::string summary_json(const RunResult& result) { return to_json(result).dump(2) + "\n"; }
+
 const char* name_of(Engine engine) { return engine == Engine::weft ? "weft" : "gloo"; }
 
 Result<RunResult> run(const RunOptions& options, const Say& progress) {
@@ -384,7 +386,7 @@ Result<RunResult> run(const RunOptions& options, const Say& progress) {
   // The inner process has the result; a file carries it out, and stays as the run's summary.
   WEFT_ASSIGN(int status, run_isolated([&](const Isolation& isolation) {
                 auto result = run_inside(options, model, factors, isolation, say);
-                nlohmann::json out;
+                nlohmann::ordered_json out;
                 if (result)
                   out = to_json(*result);
                 else
@@ -424,7 +426,7 @@ Result<RunResult> run(const RunOptions& options, const Say& progress) {
       result.remarks.push_back("WRONG SUMS: a gradient differs from its exact sum");
     result.remarks.push_back("device compute is emulated by timers; everything else is real");
     result.explained.push_back(explain(factors, target));
-    WEFT_TRY(write_file(outcome_file, to_json(result).dump(2) + "\n"));
+    WEFT_TRY(write_file(outcome_file, summary_json(result)));
     return result;
   } catch (const nlohmann::json::exception& failure) {
     return error(Code::corrupt, "%s: %s", outcome_file.c_str(), failure.what());

@@ -1,0 +1,128 @@
+// weft lab loop: runs a job, finds what slows it, and runs it again under a better plan.
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <memory>
+
+#include "analysis.h"
+#include "lab_options.h"
+#include "table.h"
+#include "verb.h"
+
+namespace weft::cli {
+
+namespace {
+
+struct Options {
+  LabOptions lab;
+  std::string budget = "10s";
+  std::vector<std::string> without;
+  std::string output;
+  bool json = false;
+};
+
+constexpr size_t kFindingsShown = 3;
+constexpr size_t kWidth = 28;
+
+std::string interval_text(const lab::Interval& time) {
+  return text("%.1f ms (%.1f to %.1f)", time.value, time.low, time.high);
+}
+
+// "lanes 1 -> 8, order ready -> layer".
+std::string decisions_text(const optimize::Optimized& optimized) {
+  std::string out;
+  for (const optimize::Decision& decision : optimized.decisions) {
+    std::string field = decision.field.starts_with("/") ? decision.field.substr(1) : decision.field;
+    out +=
+        text("%s%s %s -> %s", out.empty() ? "" : ", ", field.c_str(),
+             shortened(decision.before, kWidth).c_str(), shortened(decision.after, kWidth).c_str());
+  }
+  return out.empty() ? "as before" : out;
+}
+
+void print_findings(const diagnose::Diagnosis& diagnosis) {
+  if (diagnosis.findings.empty()) print("found       no cause that would pay\n");
+  for (size_t i = 0; i < std::min(kFindingsShown, diagnosis.findings.size()); ++i) {
+    const diagnose::Finding& finding = diagnosis.findings[i];
+    print(text("found       %s: without it %.0f %% less\n", finding.title.c_str(),
+               finding.gain_percent));
+  }
+}
+
+void print_summary(const lab::RunOptions& asked, const loop::Outcome& out) {
+  std::string flow = asked.flow_bits_per_s > 0 ? format_rate(asked.flow_bits_per_s) : "no cap";
+  print(text("%s on %u hosts, link %s, flow %s\n", asked.model.c_str(), asked.hosts,
+             format_rate(asked.link_bits_per_s).c_str(), flow.c_str()));
+  print(text("before      %s under plan %s\n", interval_text(out.before.iteration_ms).c_str(),
+             out.plan_before.name.c_str()));
+  print_findings(out.diagnosis);
+  print("decided     " + decisions_text(out.optimized) + "\n");
+  print(text("predicted   %s\n", interval_text(out.predicted_ms).c_str()));
+  print(text("after       %s: %.2f x as fast, %.2f x the floor of %.1f ms\n",
+             interval_text(out.after.iteration_ms).c_str(), out.speedup,
+             out.after.iteration_ms.value / std::max(out.before.floor_ms, 1e-9),
+             out.before.floor_ms));
+  print(text("error       prediction %s; replay of the run before %s\n",
+             percent_text(out.prediction_error_percent).c_str(),
+             percent_text(out.fidelity.error_percent).c_str()));
+  print(text("sums        %s\n", out.before.sums_exact && out.after.sums_exact
+                                     ? "exact in both runs, on every rank, in every step"
+                                     : "WRONG"));
+  print(
+      text("lab         dilation %g, shrink %g, processors up to %.0f %% busy, %.0f %% stolen%s\n",
+           out.before.dilation, out.before.shrink,
+           std::max(out.before.cpu_busy_percent, out.after.cpu_busy_percent),
+           std::max(out.before.steal_percent, out.after.steal_percent),
+           out.before.sound && out.after.sound ? "" : ", UNSOUND"));
+  print_notes("note", out.remarks);
+  print(text("plan        %s%s\n", out.paths.plan.c_str(), out.kept_old ? ", the old one" : ""));
+  print("page        " + out.paths.report + "\n");
+}
+
+Outcome run(const Options& options) {
+  auto asked = understood(options.lab);
+  if (!asked) return Outcome::bad_input(asked.error());
+  loop::Options work;
+  work.lab = *asked;
+  work.output = options.output;
+  WEFT_ASSIGN(work.optimize.budget, parse_duration(options.budget));
+  if (work.optimize.budget.count <= 0)
+    return Outcome::bad_call("--budget " + options.budget + ": expected a time above 0");
+  work.optimize.without = options.without;
+  WEFT_ASSIGN(loop::Outcome out, loop::run(work, narrator()));
+  if (options.json)
+    print(loop::json(out));
+  else
+    print_summary(*asked, out);
+  if (!out.before.sums_exact || !out.after.sums_exact)
+    return Outcome::run_failed("a gradient differs from its exact sum");
+  return {};
+}
+
+}  // namespace
+
+void add_lab_loop(CLI::App& group, Context& context) {
+  auto options = std::make_shared<Options>();
+  options->lab.plan = "ddp";
+  CLI::App* verb =
+      add_verb(group, "loop", "Runs a model, finds a better plan, and runs it again under that.",
+               "weft lab loop --model vgg16 --hosts 4 --link 25gbit --flow 5gbit "
+               "--before ddp -o loop1");
+  add_lab_options(*verb, options->lab);
+  verb->add_option("--before", options->lab.plan, "The plan to begin with: a file, or a preset")
+      ->type_name("PLAN")
+      ->capture_default_str();
+  verb->add_option("--budget", options->budget, "How long to search for a plan")
+      ->type_name("TIME")
+      ->capture_default_str();
+  verb->add_option("--without", options->without, "Leave a pass of the search out")
+      ->type_name("PASS")
+      ->check(CLI::IsMember(optimize::pass_names()))
+      ->allow_extra_args(false);
+  verb->add_option("-o,--output", options->output, "Folder to make for runs, plan and page")
+      ->required();
+  verb->add_flag("--json", options->json, "Print one JSON object");
+  on_call(*verb, context, [options] { return run(*options); });
+}
+
+}  // namespace weft::cli

@@ -1,0 +1,171 @@
+// From a folder to a graph and a replayer, with errors that say what to do.
+#include <algorithm>
+#include <filesystem>
+
+#include "weft/loop.h"
+
+namespace weft::loop {
+namespace {
+
+namespace fs = std::filesystem;
+
+bool is_predicted(const trace::Trace& trace) {
+  return !trace.processes.empty() && trace.processes.front().environment.predicted;
+}
+
+// Nobody recorded a gradient or an operation: compute alone, or a job that does not train.
+bool without_communication(const graph::Graph& graph) {
+  return graph.operations.empty() &&
+         std::none_of(graph.nodes.begin(), graph.nodes.end(), [](const graph::Node& node) {
+           return node.type == graph::NodeType::ready || node.type == graph::NodeType::send;
+         });
+}
+
+bool has_probe(const trace::Trace& trace) {
+  return std::any_of(
+      trace.processes.begin(), trace.processes.end(), [](const trace::Process& process) {
+        return std::any_of(
+            process.probe.begin(), process.probe.end(),
+            [](const trace::ProbeResult& result) { return result.type == trace::ProbeType::rate; });
+      });
+}
+
+}  // namespace
+
+Result<align::Alignment> put_on_one_clock(trace::Trace& trace) {
+  WEFT_ASSIGN(align::Alignment alignment, align::align(trace));
+  if (!is_predicted(trace)) {
+    align::apply(alignment, trace);
+    return alignment;
+  }
+  for (align::HostClock& host : alignment.hosts) {
+    if (host.quality != align::Quality::reference) host.quality = align::Quality::bounded;
+    host.reference_ns = host.at_ns;
+    host.offset_ns = host.low_ns = host.high_ns = 0;
+    host.drift_ppm = host.drift_low_ppm = host.drift_high_ppm = 0;
+  }
+  alignment.backward_after = alignment.backward_before;
+  alignment.remarks = {"a predicted run has one clock: nothing was moved"};
+  return alignment;
+}
+
+lab::Interval Recorded::iteration_ms() const {
+  std::vector<double> slowest;
+  double slowest_median = -1;
+  for (uint32_t rank = 0; rank < graph.ranks; ++rank) {
+    std::vector<double> own;
+    for (size_t i = graph.first_counted(); i < graph.iterations.size(); ++i) {
+      const graph::Iteration& iteration = graph.iterations[i];
+      double wall_ns = static_cast<double>(iteration.end_ns[rank] - iteration.start_ns[rank]);
+      own.push_back(environment().to_target_ns(wall_ns) * 1e-6);
+    }
+    if (own.empty()) return {};
+    double median = quantile(own, 0.5);
+    if (median <= slowest_median) continue;
+    slowest_median = median;
+    slowest = std::move(own);
+  }
+  if (slowest.empty()) return {};
+  return {quantile(slowest, 0.5), quantile(slowest, 0.25), quantile(slowest, 0.75)};
+}
+
+Result<Recorded> understand(trace::Trace trace) {
+  Recorded out;
+  out.trace = std::move(trace);
+  WEFT_ASSIGN(out.alignment, put_on_one_clock(out.trace));
+  WEFT_ASSIGN(out.graph, graph::build(out.trace));
+  if (!is_predicted(out.trace)) out.remarks = out.alignment.remarks;
+  out.remarks.insert(out.remarks.end(), out.graph.remarks.begin(), out.graph.remarks.end());
+  if (out.predicted())
+    out.remarks.push_back("this run is a prediction: what is said of it was not measured");
+  size_t counted = out.graph.iterations.size() - out.graph.first_counted();
+  if (counted < 3)
+    out.remarks.push_back(
+        text("only %zu iteration%s: the spread is not known, and a warm-up may be "
+             "among %s; record at least 5",
+             counted, counted == 1 ? "" : "s", counted == 1 ? "it" : "them"));
+  return out;
+}
+
+Result<Recorded> understand(const std::string& run) {
+  WEFT_ASSIGN(trace::Trace trace, trace::read(run));
+  // A file that was lost may be why a rank is missing: the reader knows more than the graph.
+  std::string lost;
+  for (const trace::Damage& damage : trace.damage)
+    if (damage.any() && lost.empty())
+      lost = "; " + damage.file + " is damaged" +
+             (damage.details.empty() ? "" : ": " + damage.details.front());
+  std::error_code ignored;
+  bool one_file = trace.processes.size() == 1 && !fs::is_directory(run, ignored);
+  auto out = understand(std::move(trace));
+  if (out) return out;
+  std::string message = out.error().message() + lost;
+  if (one_file) message += "; name the folder of the run, not one file";
+  return Error(out.error().code(), message).in(run);
+}
+
+Result<Analysis> analyze(Recorded recorded) {
+  if (recorded.graph.environment.plan_text.empty())
+    return error(Code::unsupported,
+                 "the trace does not hold the plan that was in force, so it cannot be replayed; "
+                 "record it with this version of weft");
+  if (without_communication(recorded.graph)) {
+    // Without tensors the replay has nothing to send either, and agrees with the record.
+    recorded.graph.model.tensors.clear();
+    if (recorded.graph.ranks > 1)
+      recorded.remarks.push_back(
+          "the run moved no gradient: everything here is about compute alone, and no plan can "
+          "change it");
+  } else if (recorded.graph.ranks > 1 && !recorded.predicted() && !has_probe(recorded.trace)) {
+    recorded.remarks.push_back(
+        "the trace has no probe: more lanes than were used, and the rate of the link, are unknown; "
+        "record with the probe, which takes less than a second");
+  }
+  cost::Costs costs = cost::fit(recorded.trace);
+  // Nothing travels, so any rate will do.
+  if (recorded.graph.model.tensors.empty() && !costs.link_bytes_per_s)
+    costs.link_bytes_per_s = cost::Fitted{1e9, 1e9, 1e9, 0};
+  WEFT_ASSIGN(replay::Replayer replayer, replay::Replayer::make(recorded.graph, costs));
+  if (!(replayer.fidelity().replayed_ns > 0)) {
+    // The recorded plan itself cannot be replayed; asking again says why.
+    replay::Question same;
+    same.interval = false;
+    WEFT_TRY(replayer.predict(same));
+    return error(Code::unsupported, "its iterations take no time: nothing to replay");
+  }
+  return Analysis{std::move(recorded), std::move(costs), std::move(replayer)};
+}
+
+Result<Analysis> analyze(const std::string& run) {
+  WEFT_ASSIGN(Recorded recorded, understand(run));
+  auto out = analyze(std::move(recorded));
+  if (!out) return std::move(out).error().in(run);
+  return out;
+}
+
+Result<void> write_run(const trace::Trace& trace, const std::string& folder) {
+  std::error_code failure;
+  if (fs::exists(folder, failure) &&
+      (!fs::is_directory(folder, failure) || !fs::is_empty(folder, failure)))
+    return error(Code::invalid_argument, "%s exists and is not an empty folder; name a new one",
+                 folder.c_str());
+  fs::create_directories(folder, failure);
+  if (failure) return io_error(failure.value(), "cannot make %s", folder.c_str());
+  for (const trace::Process& process : trace.processes)
+    WEFT_TRY(trace::write(folder + "/" + trace::file_name(process.environment.rank), process));
+  return {};
+}
+
+void note_cluster(replay::Prediction& prediction, const replay::Cluster& cluster) {
+  WEFT_CHECK(prediction.trace.has_value());
+  for (trace::Process& process : prediction.trace->processes) {
+    auto& facts = process.environment.lab;
+    if (cluster.hosts) facts["hosts"] = std::to_string(*cluster.hosts);
+    if (cluster.link_bits_per_s) facts["link_bits_per_s"] = text("%.17g", *cluster.link_bits_per_s);
+    if (cluster.flow_bits_per_s)
+      facts["flow_bits_per_s"] =
+          text("%.17g", *cluster.flow_bits_per_s < 1e300 ? *cluster.flow_bits_per_s : 0.0);
+  }
+}
+
+}  // namespace weft::loop
