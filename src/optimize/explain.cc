@@ -64,15 +64,14 @@ std::string flows(const Space& space) {
 }
 
 std::string why(const std::string& path, const Plan& chosen, double chosen_ns, const Space& space,
-                const trace::Environment& environment, Judge& judge) {
+                Judge& judge) {
   std::string facts = pass_of(path) == "lanes" ? flows(space) : "";
   auto other = judge.time_of(undone(path, chosen, space.recorded));
   if (!other || !(chosen_ns > 0)) return "undone alone it cannot be replayed" + facts;
   double slower = *other / chosen_ns - 1;
   if (slower > kGain)
     return text("undone alone, an iteration takes %.1f %% longer: %.1f instead of %.1f ms",
-                slower * 100, environment.to_target_ns(*other) * 1e-6,
-                environment.to_target_ns(chosen_ns) * 1e-6) +
+                slower * 100, judge.target_ms(*other), judge.target_ms(chosen_ns)) +
            facts;
   std::string reason = reason_of_tie(path, chosen, space) + facts;
   if (slower < -kGain)
@@ -84,7 +83,7 @@ std::string why(const std::string& path, const Plan& chosen, double chosen_ns, c
 }  // namespace
 
 std::vector<Decision> explain(const Plan& chosen, double chosen_ns, const Space& space,
-                              const trace::Environment& environment, Judge& judge) {
+                              Judge& judge) {
   Plan before = space.recorded;
   before.name = chosen.name;
   before.comment = chosen.comment;
@@ -96,7 +95,7 @@ std::vector<Decision> explain(const Plan& chosen, double chosen_ns, const Space&
       if (std::exchange(said_groups, true)) continue;
       decision = {"/buckets", groups(before), groups(chosen), ""};
     }
-    decision.why = why(decision.field, chosen, chosen_ns, space, environment, judge);
+    decision.why = why(decision.field, chosen, chosen_ns, space, judge);
     out.push_back(std::move(decision));
   }
   return out;

@@ -9,6 +9,6 @@ namespace weft::optimize {
 // One for every difference between the recorded and the chosen plan (all explicit groups are one),
 // with what undoing it alone would cost. Name and comment decide nothing and are left out.
 std::vector<Decision> explain(const plan::Plan& chosen, double chosen_ns, const Space& space,
-                              const trace::Environment& environment, Judge& judge);
+                              Judge& judge);
 
 }  // namespace weft::optimize

@@ -25,6 +25,10 @@ class Judge {
   // A prediction for people: all iterations, not remembered.
   Result<replay::Prediction> predict(const replay::Question& question);
 
+  // Milliseconds of the target, as people read them.
+  double target_ms(double wall_ns) const {
+    return replayer_.environment().to_target_ns(wall_ns) * 1e-6;
+  }
   const replay::Cluster& cluster() const { return cluster_; }
   uint64_t replays() const { return replays_; }
   double seconds() const { return seconds_; }

@@ -95,7 +95,7 @@ Result<Optimized> optimize(const replay::Replayer& replayer, const Options& opti
     WEFT_ASSIGN(out.after, with_interval(judge, out.plan));
   }
   if (out.after.iteration_ns > 0 && out.after.iteration_ns < out.before.iteration_ns) {
-    out.decisions = explain(out.plan, best.ns, space, replayer.environment(), judge);
+    out.decisions = explain(out.plan, best.ns, space, judge);
   } else {
     out.plan = space.recorded;
     out.after = out.before;

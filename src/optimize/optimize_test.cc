@@ -29,7 +29,7 @@ Plan ddp() { return *plan::preset("ddp"); }
 replay::Replayer capped() {
   SmallJob job;
   job.ranks = 4;
-  job.tensor_bytes = {2u << 20, 1u << 20, 512u << 10};
+  job.tensor_bytes = {1u << 20, 512u << 10, 256u << 10};
   job.plan = ddp();
   auto made = replayer_of(job, costs_of(1e9, 0.25e9));
   EXPECT_TRUE(made) << made.error().message();
@@ -153,10 +153,11 @@ TEST(Optimize, WithoutABudgetThePlanIsValidAndNotWorse) {
 }
 
 TEST(Optimize, NeverWorseThanRecorded) {
-  for (uint64_t seed = 1; seed <= 20; ++seed) {
+  for (uint64_t seed = 1; seed <= 12; ++seed) {
     SCOPED_TRACE(seed);
     Rng rng(seed);
     SmallJob job;
+    job.shrink = 1;
     job.ranks = static_cast<uint32_t>(1 + rng.below(4));
     for (uint64_t& bytes : job.tensor_bytes) bytes = 4 * (1 + rng.below(200'000));
     job.plan.lanes = static_cast<uint32_t>(1 + rng.below(8));
@@ -181,7 +182,7 @@ TEST(Optimize, KeepsARecordedPlanThatCannotBeBeaten) {
   ASSERT_TRUE(first);
   SmallJob job;
   job.ranks = 4;
-  job.tensor_bytes = {2u << 20, 1u << 20, 512u << 10};
+  job.tensor_bytes = {1u << 20, 512u << 10, 256u << 10};
   job.plan = first->plan;
   auto again = replayer_of(job, costs_of(1e9, 0.25e9));
   ASSERT_TRUE(again);

@@ -254,7 +254,7 @@ void Search::take_margins(Candidate& now) {
 
 void Search::say(const char* what, double ns) const {
   if (!options_.progress) return;
-  options_.progress(text("%s: %.2f ms by replay, %llu replays, %.1f s", what, ns * 1e-6,
+  options_.progress(text("%s: %.2f ms by replay, %llu replays, %.1f s", what, judge_.target_ms(ns),
                          static_cast<unsigned long long>(judge_.replays()), in_seconds(start_)));
 }
 
