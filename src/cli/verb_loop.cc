@@ -44,8 +44,8 @@ void print_findings(const diagnose::Diagnosis& diagnosis) {
   if (diagnosis.findings.empty()) print("found       no cause that would pay\n");
   for (size_t i = 0; i < std::min(kFindingsShown, diagnosis.findings.size()); ++i) {
     const diagnose::Finding& finding = diagnosis.findings[i];
-    print(text("found       %s: without it %.0f %% less\n", finding.title.c_str(),
-               finding.gain_percent));
+    print(text("found       %.0f %% less without this: %s\n", finding.gain_percent,
+               finding.title.c_str()));
   }
 }
 
