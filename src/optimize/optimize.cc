@@ -100,9 +100,9 @@ Result<Optimized> optimize(const replay::Replayer& replayer, const Options& opti
     out.plan = space.recorded;
     out.after = out.before;
     out.remarks.push_back(
-        text("the recorded plan is kept: the best that was found gains %.2f %% by replay, and "
-             "less than %.2f %% is within its error",
-             gain * 100, least * 100));
+        text("the recorded plan is kept: what was found gains %.2f %% by replay, and up to %.2f %% "
+             "is within its error",
+             std::max(gain, 0.0) * 100, least * 100));
   }
   remark(replayer, judge, space, out);
   out.replays = judge.replays();
