@@ -7,15 +7,14 @@
 namespace weft::optimize {
 namespace {
 
-// Sizes of the target. Within these, predictions were compared with runs (docs/cost_model.md).
-// Below, a piece costs an agreement or a header for little data, and replay is too kind to the
-// processor that pays for them.
+// Sizes of the target. Smaller ones were not run and compared with their replay; a piece then costs
+// an agreement or a header for little data, and replay is kind to the processor that pays.
 constexpr Bytes kLeastChunk = kib(128), kMostChunk = mib(4);
 constexpr Bytes kLeastPartition = mib(1), kMostPartition = mib(256);
 constexpr Bytes kLeastBucket = mib(1), kMostBucket = mib(1024);
 constexpr Bytes kMostCredit = mib(1024);
-// Less in flight than the link carries in this time leaves it idle whenever a rank is late to agree
-// on what comes next. Replay does not see that: it was up to 8 % too fast with such plans.
+// Less in flight than the link carries in this time may leave it idle when a rank is late to agree
+// on what comes next. Caution, not a law: docs/optimize.md says what was seen.
 constexpr double kCreditSeconds = 0.016;
 constexpr Bytes kLeastCreditLow = mib(4), kLeastCreditHigh = mib(32);
 
