@@ -30,7 +30,7 @@ class Runs:
         cls.default = cls.record("default", "--plan", "default")
         cls.no_probe = cls.record("no-probe", "--plan", "ddp", "--no-probe")
         cls.compute = cls.record("compute", "--compute-only")
-        cls.slow = cls.record("slow", "--plan", "default", "--slow", "2:0.4")
+        cls.slow = cls.record("slow", "--plan", "default", "--slow", "2:0.2")
 
     @classmethod
     def record(cls, name, *arguments):
