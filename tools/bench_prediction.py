@@ -34,11 +34,11 @@ def random_plan(rng, number):
     return plan
 
 
-def kendall(pairs):
-    """Kendall's tau-b of (predicted, measured); measured times within 1 % of each other count as equal."""
+def kendall(pairs, repeatable):
+    """Kendall's tau of (predicted, measured), without pairs whose measured times differ by less than that share."""
     agree = disagree = tied = 0
     for (p1, m1), (p2, m2) in itertools.combinations(pairs, 2):
-        if abs(m1 - m2) <= 0.01 * min(m1, m2):
+        if abs(m1 - m2) <= repeatable * min(m1, m2):
             tied += 1
         elif (p1 - p2) * (m1 - m2) > 0:
             agree += 1
@@ -148,9 +148,10 @@ class Prediction:
         lines.append("")
         for name, found in (("Replay", pairs), ("Naive", naive_pairs)):
             errors = [abs(percent(p, m)) for p, m in found]
-            tau, tied = kendall(found)
+            (tau, _), (clear, tied) = kendall(found, 0), kendall(found, 0.01)
             lines.append(f"{name}: median error {statistics.median(errors):.1f} %, worst {max(errors):.1f} %, Kendall's tau "
-                         f"{tau:.2f} ({tied} pairs were measured within 1 % of each other and are left out).")
+                         f"{tau:.2f}; {clear:.2f} without the {tied} pairs that were measured within 1 % of each other, about what "
+                         "repeats of one run differ by.")
         return lines
 
     def clusters(self):

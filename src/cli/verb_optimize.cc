@@ -1,6 +1,10 @@
 // weft optimize: a better plan for a recorded run.
 
+#include <unistd.h>
+
 #include <CLI/CLI.hpp>
+#include <cerrno>
+#include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
 
@@ -106,6 +110,11 @@ Outcome run(const Options& options) {
   WEFT_ASSIGN(search.cluster, cluster_of(options.set));
   auto analysis = loop::analyze(options.run);
   if (!analysis) return Outcome::bad_input(analysis.error());
+  // A place that cannot be written to is told before the search, not after it.
+  std::string folder = std::filesystem::path(options.output).parent_path();
+  if (folder.empty()) folder = ".";
+  if (access(folder.c_str(), W_OK) != 0)
+    return io_error(errno, "cannot write a plan to %s", folder.c_str());
   auto found = optimize::optimize(analysis->replayer, search);
   if (!found) return std::move(found).error().in(options.run);
   WEFT_TRY(write_file(options.output, plan::canonical(found->plan)));

@@ -10,6 +10,7 @@ namespace weft::replay {
 namespace {
 
 constexpr uint32_t kLeastIterations = 4;
+constexpr double kLongestDelay = 1e8;  // 0.1 s: what takes longer is not a host's delay
 // The first two find queues empty and are not counted.
 constexpr uint32_t kWarmUp = 2;
 // What is left when everything that is modelled is right: the spread of errors over plans and
@@ -55,7 +56,7 @@ double value_or_zero(const std::optional<cost::Fitted>& constant) {
 }
 
 int64_t nanos(const std::optional<cost::Fitted>& constant, double scale = 1) {
-  return static_cast<int64_t>(std::clamp(value_or_zero(constant) * scale, 0.0, 1e12));
+  return static_cast<int64_t>(std::clamp(value_or_zero(constant) * scale, 0.0, kLongestDelay));
 }
 
 // Which end of each fitted constant to use.
@@ -229,6 +230,58 @@ Result<Job> Replayer::Impl::job(const Question& question,
   return out;
 }
 
+namespace {
+
+// A file may say anything: what would take for ever, or all memory, or more nanoseconds than can be
+// counted, is refused before it starts.
+Result<void> bounded(const Job& job, const schedule::Layout& layout, const Network& network) {
+  constexpr double kMostMessages = 3e8, kMostOperations = 1e8, kLongestNs = 1e17;
+  double ranks = job.ranks, iterations = job.iterations;
+  double messages = 0, bytes = 0;
+  for (const schedule::Piece& piece : layout.pieces) {
+    double elements = static_cast<double>(piece.elements);
+    messages += std::ceil(elements / ranks / static_cast<double>(layout.chunk_elements)) * ranks;
+    bytes += elements * schedule::kElementBytes;
+  }
+  messages *= 2 * ranks * iterations;
+  bytes *= 2 * ranks * iterations;
+  double operations = iterations * ranks *
+                      static_cast<double>(layout.pieces.size() + 3 * job.model->layers.size() +
+                                          job.model->tensors.size());
+  if (!network.free && messages > kMostMessages)
+    return error(Code::unsupported,
+                 "%.3g messages are too many to replay (at most %.3g): larger chunks or fewer "
+                 "iterations would do",
+                 messages, kMostMessages);
+  if (operations > kMostOperations)
+    return error(Code::unsupported, "%.3g operations are too many to replay (at most %.3g)",
+                 operations, kMostOperations);
+  double longest = 0;
+  for (const auto& recorded : job.compute) {
+    double sum = 0;
+    for (const std::vector<graph::LayerTimes>* layers : recorded)
+      for (const graph::LayerTimes& layer : *layers)
+        sum += static_cast<double>(layer.forward_ns) + static_cast<double>(layer.backward_ns) +
+               static_cast<double>(layer.update_ns) +
+               static_cast<double>(layer.gap_before_forward_ns) +
+               static_cast<double>(layer.gap_before_backward_ns);
+    longest = std::max(longest, sum / static_cast<double>(recorded.size()) * iterations);
+  }
+  if (!network.free)
+    longest += bytes / std::min(network.link_bytes_per_ns, network.flow_bytes_per_ns) +
+               messages * (network.send_ns_per_chunk + network.receive_ns_per_chunk) +
+               bytes * (network.send_ns_per_byte + network.receive_ns_per_byte +
+                        network.reduce_ns_per_byte);
+  if (!(longest < kLongestNs))
+    return error(Code::unsupported,
+                 "the run would take %.3g s: times or rates in the trace make "
+                 "no sense",
+                 longest * 1e-9);
+  return {};
+}
+
+}  // namespace
+
 Result<Simulated> Replayer::Impl::simulated(const Question& question, const plan::Plan& plan,
                                             End end, Prediction& notes,
                                             Recording* recording) const {
@@ -238,6 +291,7 @@ Result<Simulated> Replayer::Impl::simulated(const Question& question, const plan
   std::vector<std::vector<graph::LayerTimes>> made;
   WEFT_ASSIGN(Job work, job(question, made));
   if (work.ranks == 1) net.free = true;
+  WEFT_TRY(bounded(work, layout, net));
   return simulate(work, layout, net, recording);
 }
 
