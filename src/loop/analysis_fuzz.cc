@@ -39,8 +39,9 @@ void disturb(trace::Process& process, Rng& rng) {
         result.cpu_send_ns = strange();
       }
   if (rng.below(4) == 0 && !process.model.tensors.empty())
+    // Much too large, or small: what is only just replayed would take the fuzzer's time.
     process.model.tensors[rng.below(process.model.tensors.size())].bytes =
-        rng.next() >> rng.below(64);
+        rng.next() >> (rng.below(2) == 0 ? 8 : 46);
 }
 
 void follow(const trace::Process& process) {

@@ -13,6 +13,8 @@ constexpr uint32_t kLeastIterations = 4;
 constexpr double kLongestDelay = 1e8;  // 0.1 s: what takes longer is not a host's delay
 // The first two find queues empty and are not counted.
 constexpr uint32_t kWarmUp = 2;
+// Enough to compare with what was measured; more only takes memory.
+constexpr uint32_t kFidelityIterations = 12;
 // What is left when everything that is modelled is right: the spread of errors over plans and
 // clusters that were predicted before they were run (docs/cost_model.md).
 constexpr double kModelError = 0.04;
@@ -234,8 +236,10 @@ namespace {
 
 // A file may say anything: what would take for ever, or all memory, or more nanoseconds than can be
 // counted, is refused before it starts.
-Result<void> bounded(const Job& job, const schedule::Layout& layout, const Network& network) {
-  constexpr double kMostMessages = 3e8, kMostOperations = 1e8, kLongestNs = 1e17;
+Result<void> bounded(const Job& job, const schedule::Layout& layout, const Network& network,
+                     bool recording) {
+  constexpr double kMostOperations = 1e8, kLongestNs = 1e17;
+  const double most_messages = recording ? 2e7 : 1e8;  // recorded ones take memory
   double ranks = job.ranks, iterations = job.iterations;
   double messages = 0, bytes = 0;
   for (const schedule::Piece& piece : layout.pieces) {
@@ -245,14 +249,15 @@ Result<void> bounded(const Job& job, const schedule::Layout& layout, const Netwo
   }
   messages *= 2 * ranks * iterations;
   bytes *= 2 * ranks * iterations;
+  const double parts = std::max(messages, bytes / network.packet_bytes);
   double operations = iterations * ranks *
                       static_cast<double>(layout.pieces.size() + 3 * job.model->layers.size() +
                                           job.model->tensors.size());
-  if (!network.free && messages > kMostMessages)
+  if (!network.free && parts > most_messages)
     return error(Code::unsupported,
                  "%.3g messages are too many to replay (at most %.3g): larger chunks or fewer "
                  "iterations would do",
-                 messages, kMostMessages);
+                 parts, most_messages);
   if (operations > kMostOperations)
     return error(Code::unsupported, "%.3g operations are too many to replay (at most %.3g)",
                  operations, kMostOperations);
@@ -291,7 +296,7 @@ Result<Simulated> Replayer::Impl::simulated(const Question& question, const plan
   std::vector<std::vector<graph::LayerTimes>> made;
   WEFT_ASSIGN(Job work, job(question, made));
   if (work.ranks == 1) net.free = true;
-  WEFT_TRY(bounded(work, layout, net));
+  WEFT_TRY(bounded(work, layout, net, recording != nullptr));
   return simulate(work, layout, net, recording);
 }
 
@@ -417,6 +422,8 @@ Result<Replayer> Replayer::make(const graph::Graph& graph, const cost::Costs& co
   Question same;
   same.make_trace = true;
   same.interval = false;
+  same.iterations = std::clamp(static_cast<uint32_t>(impl->iterations.size()) + kWarmUp,
+                               kLeastIterations, kFidelityIterations);
   if (auto replayed = impl->predict(same)) {
     WEFT_ASSIGN(graph::Graph again, graph::build(*replayed->trace));
     impl->fidelity = compare(graph, again);
