@@ -138,8 +138,8 @@ struct Work {
   double ns_per_byte;
 };
 
-// Keeps the cheaper half of one chunk size: what a virtual processor is taken away for counts as its
-// work, so noise only adds. What lies far below the others is no measurement either.
+// Keeps the cheaper half of one chunk size: what a virtual processor is taken away for counts as
+// its work, so noise only adds. What lies far below the others is no measurement either.
 std::vector<Work> without_mishaps(const std::vector<Work>& works) {
   Samples times;
   for (const Work& work : works) times.push_back(work.ns_per_byte);

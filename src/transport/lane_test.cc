@@ -310,8 +310,8 @@ TEST(Lane, one_that_is_not_served_does_not_hold_up_the_others) {
   TestHandler source;
   std::optional<Error> failure;
   auto on_error = [&](uint16_t, Error told) { failure = std::move(told); };
-  Lane fast(reactor, std::move(fast_out), 0, source, monotonic_clock(), cost::unsent_limit(64u << 10),
-            on_error);
+  Lane fast(reactor, std::move(fast_out), 0, source, monotonic_clock(),
+            cost::unsent_limit(64u << 10), on_error);
   Lane stuck(reactor, std::move(stuck_out), 1, source, monotonic_clock(),
              cost::unsent_limit(64u << 10), on_error);
   End to(reactor, std::move(fast_in));
