@@ -114,7 +114,7 @@ Outcome run(const Options& options) {
   std::string folder = std::filesystem::path(options.output).parent_path();
   if (folder.empty()) folder = ".";
   if (access(folder.c_str(), W_OK) != 0)
-    return io_error(errno, "cannot write a plan to %s", folder.c_str());
+    return io_error(errno, "cannot write %s", options.output.c_str());
   auto found = optimize::optimize(analysis->replayer, search);
   if (!found) return std::move(found).error().in(options.run);
   WEFT_TRY(write_file(options.output, plan::canonical(found->plan)));

@@ -204,22 +204,10 @@ class Simulator {
   }
 
   void find_pieces() {
-    const trace::Model& model = *job_.model;
-    of_piece_.resize(layout_.pieces.size());
-    pieces_of_.assign(model.tensors.size(), 0);
-    for (const schedule::Bucket& bucket : layout_.buckets)
-      for (size_t i = 0; i < bucket.tensors.size(); ++i) {
-        uint32_t t = bucket.tensors[i];
-        uint64_t first = bucket.offsets[i];
-        uint64_t end = i + 1 < bucket.tensors.size() ? bucket.offsets[i + 1] : bucket.elements;
-        for (uint32_t p = bucket.first_piece; p < bucket.first_piece + bucket.pieces; ++p) {
-          const schedule::Piece& piece = layout_.pieces[p];
-          bool overlaps = first < piece.first + piece.elements && piece.first < end;
-          if (!overlaps && !(first == end && p == bucket.first_piece)) continue;
-          of_piece_[p].push_back(t);
-          ++pieces_of_[t];
-        }
-      }
+    of_piece_ = schedule::tensors_by_piece(layout_);
+    pieces_of_.assign(job_.model->tensors.size(), 0);
+    for (const std::vector<uint32_t>& tensors : of_piece_)
+      for (uint32_t t : tensors) ++pieces_of_[t];
   }
 
   // ---- time --------------------------------------------------------------------------------

@@ -28,24 +28,9 @@ std::vector<float> fingerprint(const std::vector<Tensor>& tensors) {
 Exchange::Impl::Impl(std::vector<Tensor> registered, schedule::Layout made)
     : tensors(std::move(registered)), layout(std::move(made)), readiness(layout) {
   states.resize(tensors.size());
-  of_piece.resize(layout.pieces.size());
-  for (const schedule::Bucket& bucket : layout.buckets) {
-    for (size_t i = 0; i < bucket.tensors.size(); ++i) {
-      uint32_t t = bucket.tensors[i];
-      uint64_t first = bucket.offsets[i];
-      uint64_t end = first + tensors[t].data.size();
-      for (uint32_t p = bucket.first_piece; p < bucket.first_piece + bucket.pieces; ++p) {
-        const schedule::Piece& piece = layout.pieces[p];
-        bool overlaps = first < piece.first + piece.elements && piece.first < end;
-        // An empty tensor lies in no piece: it is done with the first one of its bucket.
-        bool stands_in = first == end && p == bucket.first_piece;
-        if (!overlaps && !stands_in) continue;
-        of_piece[p].push_back(t);
-        ++states[t].pieces;
-      }
-      states[t].pieces_left = states[t].pieces;
-    }
-  }
+  of_piece = schedule::tensors_by_piece(layout);
+  for (const std::vector<uint32_t>& in_piece : of_piece)
+    for (uint32_t t : in_piece) states[t].pieces_left = ++states[t].pieces;
 }
 
 Exchange::Exchange(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}

@@ -179,4 +179,20 @@ Result<Layout> make_layout(const plan::Plan& plan, std::span<const Tensor> tenso
   return layout;
 }
 
+std::vector<std::vector<uint32_t>> tensors_by_piece(const Layout& layout) {
+  std::vector<std::vector<uint32_t>> out(layout.pieces.size());
+  for (const Bucket& bucket : layout.buckets)
+    for (size_t i = 0; i < bucket.tensors.size(); ++i) {
+      uint64_t first = bucket.offsets[i];
+      uint64_t end = i + 1 < bucket.tensors.size() ? bucket.offsets[i + 1] : bucket.elements;
+      for (uint32_t p = bucket.first_piece; p < bucket.first_piece + bucket.pieces; ++p) {
+        const Piece& piece = layout.pieces[p];
+        bool overlaps = first < end && first < piece.first + piece.elements && piece.first < end;
+        bool stands_in = first == end && p == bucket.first_piece;
+        if (overlaps || stands_in) out[p].push_back(bucket.tensors[i]);
+      }
+    }
+  return out;
+}
+
 }  // namespace weft::schedule

@@ -139,5 +139,16 @@ TEST(Layout, shrink_divides_every_size_and_keeps_the_grouping) {
   EXPECT_EQ(full->pieces.size(), shrunk->pieces.size());
 }
 
+TEST(Layout, pieces_know_the_tensors_that_lie_in_them) {
+  plan::Plan plan;
+  plan.bucket_rule = {mib(1), mib(1), true};
+  plan.partition = kib(100);
+  auto layout = make_layout(plan, tensors_of({30, 0, 150, 20}));
+  ASSERT_TRUE(layout.ok());
+  // Backward order: 3 (20), 2 (150), 1 (none), 0 (30): two pieces of 100 KiB.
+  ASSERT_EQ(layout->pieces.size(), 2u);
+  EXPECT_EQ(tensors_by_piece(*layout), (std::vector<std::vector<uint32_t>>{{3, 2, 1}, {2, 0}}));
+}
+
 }  // namespace
 }  // namespace weft::schedule

@@ -78,6 +78,10 @@ uint64_t chunk_elements(const plan::Plan& plan);
 // Fails with what supported() refuses, and when the plan names tensors that the job lacks.
 Result<Layout> make_layout(const plan::Plan& plan, std::span<const Tensor> tensors);
 
+// Which tensors have a part in each piece, by piece. An empty tensor lies in no piece: it counts to
+// the first one of its bucket.
+std::vector<std::vector<uint32_t>> tensors_by_piece(const Layout& layout);
+
 // ---- one rank: which buckets are complete -------------------------------------------------
 
 class Readiness {

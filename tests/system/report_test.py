@@ -8,26 +8,10 @@ Pictures are left beside the page. The page needs at least two runs with a trace
 import os
 import pathlib
 import re
-import shutil
 import subprocess
 import sys
 
-CHROMIUM = shutil.which("chromium") or "/usr/bin/chromium"
-FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-         "--disable-background-networking", "--disable-component-update", "--disable-sync"]
-
-
-def skip(why):
-    print(f"skipped: {why}", file=sys.stderr)
-    sys.exit(77)
-
-
-try:
-    from playwright.sync_api import sync_playwright
-except ImportError as error:
-    skip(f"{error}; tools/setup installs it")
-if not os.access(CHROMIUM, os.X_OK):
-    skip("no chromium on this machine")
+from browser_support import CHROMIUM, FLAGS, sync_playwright
 
 # How many colours, and how many pixels that are not the most frequent one.
 PIXELS = """() => {
