@@ -20,6 +20,8 @@ using trace::ProbeType;
 constexpr double kNearlyAll = 0.9;
 // Chunk sizes closer than this (as a ratio) cannot tell the cost of a byte from that of a chunk.
 constexpr double kChunkSizesApart = 1.2;
+// Fewer samples than this cannot outvote a mishap.
+constexpr size_t kEnoughToAgree = 5;
 // A rate this far above what flows in proportion would carry was not carried by the network.
 constexpr double kMishap = 1.2;
 // A sample below the lower quartile by this many times its distance from the median is a mishap.
@@ -66,6 +68,24 @@ std::map<uint32_t, Samples> rates_by_flows(const trace::Trace& trace, ProbeScope
   return best;
 }
 
+// Where most samples agree: the middle of the shortest stretch that holds over half of them. What a
+// busy host adds to a measured rate or takes from it is scattered; what the network did is not.
+std::optional<Fitted> agreed(Samples samples) {
+  if (samples.size() < kEnoughToAgree) return summary(samples);
+  std::sort(samples.begin(), samples.end());
+  const size_t half = samples.size() / 2 + 1;
+  size_t best = 0;
+  for (size_t first = 1; first + half <= samples.size(); ++first)
+    if (samples[first + half - 1] - samples[first] < samples[best + half - 1] - samples[best])
+      best = first;
+  Fitted out = *summary({samples.begin() + static_cast<ptrdiff_t>(best),
+                         samples.begin() + static_cast<ptrdiff_t>(best + half)});
+  out.low = samples[best];
+  out.high = samples[best + half - 1];
+  out.samples = static_cast<uint32_t>(samples.size());
+  return out;
+}
+
 struct Line {
   std::optional<Fitted> link;
   std::optional<Fitted> flow;
@@ -97,7 +117,7 @@ Line fit_line(const std::map<uint32_t, Samples>& rates) {
   for (const auto& point : line.points)
     if (point.bytes_per_s.value >= kNearlyAll * plateau)
       of_link.insert(of_link.end(), rates.at(point.flows).begin(), rates.at(point.flows).end());
-  line.link = summary(of_link);
+  line.link = agreed(of_link);
 
   // The least number of flows says how one flow grows, if it does not fill the link already.
   const Costs::RatePoint& least = line.points.front();
@@ -109,7 +129,7 @@ Line fit_line(const std::map<uint32_t, Samples>& rates) {
     if (fills || !grows) continue;
     for (const double rate : rates.at(point.flows)) of_one_flow.push_back(rate / point.flows);
   }
-  line.flow = summary(of_one_flow);
+  line.flow = agreed(of_one_flow);
 
   const Costs::RatePoint& most = line.points.back();
   line.link_is_lower_bound = most.bytes_per_s.value >= kNearlyAll * of_one * most.flows;
