@@ -23,7 +23,7 @@ bool converts_half_floats() {
 
 bool has_avx2() { return __builtin_cpu_supports("avx2") && converts_half_floats(); }
 
-// The compiler takes FMA for granted where it is told of AVX-512.
+// Some compilers take FMA for granted where they are told of AVX-512.
 bool has_avx512() {
   return has_avx2() && __builtin_cpu_supports("fma") && __builtin_cpu_supports("avx512f") &&
          __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&

@@ -6,7 +6,7 @@
 // compute an element.
 #pragma once
 
-#if defined(__F16C__)
+#if defined(__x86_64__)
 #include <immintrin.h>
 #endif
 
@@ -55,13 +55,32 @@ struct Native {
   }
 };
 
-WEFT_INLINE Words zero_extended(Halves halves) { return __builtin_convertvector(halves, Words); }
+// Compilers convert between 16 and 32 bits in more steps than it takes.
+WEFT_INLINE Words zero_extended(Halves halves) {
+#if WEFT_VECTOR_BYTES == 64
+  return bits_as<Words>(_mm512_cvtepu16_epi32(bits_as<__m256i>(halves)));
+#elif WEFT_VECTOR_BYTES == 32
+  return bits_as<Words>(_mm256_cvtepu16_epi32(bits_as<__m128i>(halves)));
+#elif defined(__x86_64__)
+  const __m128i low = _mm_cvtsi64_si128(bits_as<int64_t>(halves));
+  return bits_as<Words>(_mm_unpacklo_epi16(low, _mm_setzero_si128()));
+#else
+  return __builtin_convertvector(halves, Words);
+#endif
+}
 
 // REQUIRES: every value fits.
 WEFT_INLINE Halves truncated(Words words) {
-#if defined(__AVX2__) && WEFT_VECTOR_BYTES == 32
+#if WEFT_VECTOR_BYTES == 64
+  return bits_as<Halves>(_mm512_cvtepi32_epi16(bits_as<__m512i>(words)));
+#elif WEFT_VECTOR_BYTES == 32
   const __m256i packed = _mm256_packus_epi32(bits_as<__m256i>(words), bits_as<__m256i>(words));
   return bits_as<Halves>(_mm256_castsi256_si128(_mm256_permute4x64_epi64(packed, 0x08)));
+#elif defined(__x86_64__)
+  // Only signed values can be packed: extended from 16 bits, they are neither too large nor
+  // changed.
+  const __m128i extended = _mm_srai_epi32(_mm_slli_epi32(bits_as<__m128i>(words), 16), 16);
+  return bits_as<Halves>(int64_t{_mm_cvtsi128_si64(_mm_packs_epi32(extended, extended))});
 #else
   return __builtin_convertvector(words, Halves);
 #endif
@@ -80,7 +99,7 @@ struct Bfloat16 {
   }
 };
 
-#if defined(__F16C__)
+#if WEFT_VECTOR_BYTES > 16
 
 struct Float16 {
   WEFT_INLINE static Floats widened(Halves halves) {
@@ -102,39 +121,42 @@ struct Float16 {
 #else
 
 // What the processor's own conversion does, in integers. A half float has 5 bits of exponent with
-// a bias of 15 and 10 of mantissa, a float 8 with 127 and 23.
+// a bias of 15 and 10 of mantissa, a float 8 with 127 and 23. Magnitudes are signed, because that
+// is what old processors compare.
 struct Float16 {
-  static constexpr uint32_t kRebias = (127 - 15) << 23;
+  using Integers = Vector<int32_t>;
+  static constexpr int32_t kRebias = (127 - 15) << 23;
 
   WEFT_INLINE static Floats widened(Halves halves) {
     const Words wide = zero_extended(halves);
-    const Words magnitude = (wide & 0x7fff) << 13;
-    const Words normal = magnitude + kRebias;
+    const Integers magnitude = bits_as<Integers>((wide & 0x7fff) << 13);
+    const Integers normal = magnitude + kRebias;
     // Infinite or not a number: the exponent is all ones in both; the latter becomes quiet.
-    const Words quiet = magnitude > (0x7c00u << 13) ? Words{} + (1u << 22) : Words{};
-    const Words special = (normal + kRebias) | quiet;
+    const Integers quiet = (magnitude > (0x7c00 << 13)) & (1 << 22);
+    const Integers special = (normal + kRebias) | quiet;
     // Subnormal: with the exponent of the smallest normal number the mantissa gets a leading one
     // too many, which a subtraction takes away exactly.
-    const Words one = Words{} + (kRebias + (1u << 23));
-    const Words subnormal = bits_as<Words>(bits_as<Floats>(magnitude + one) - bits_as<Floats>(one));
-    Words result = magnitude < (1u << 23) ? subnormal : normal;
-    result = magnitude >= (0x7c00u << 13) ? special : result;
-    return bits_as<Floats>(result | ((wide & 0x8000) << 16));
+    const Integers least = Integers{} + (kRebias + (1 << 23));
+    const Integers subnormal =
+        bits_as<Integers>(bits_as<Floats>(magnitude + least) - bits_as<Floats>(least));
+    Integers result = magnitude < (1 << 23) ? subnormal : normal;
+    result = magnitude >= (0x7c00 << 13) ? special : result;
+    return bits_as<Floats>(bits_as<Words>(result) | ((wide & 0x8000) << 16));
   }
 
   WEFT_INLINE static Halves narrowed(Floats floats) {
     const Words bits = bits_as<Words>(floats);
-    const Words magnitude = bits & 0x7fffffff;
+    const Integers magnitude = bits_as<Integers>(bits & 0x7fffffff);
     // What is too large for an exponent overflows into that of infinity, as it should.
-    const Words normal = (magnitude - kRebias + 0xfff + ((magnitude >> 13) & 1)) >> 13;
+    const Integers normal = (magnitude - kRebias + 0xfff + ((magnitude >> 13) & 1)) >> 13;
     // Adding 1/2 leaves the mantissa of a subnormal half float in the lowest bits, rounded.
-    const Words half = Words{} + (126u << 23);
-    const Words subnormal =
-        bits_as<Words>(bits_as<Floats>(magnitude) + bits_as<Floats>(half)) - half;
-    const Words special = magnitude > 0x7f800000 ? Words{} + 0x7e00 : Words{} + 0x7c00;
-    Words result = magnitude < (kRebias + (1u << 23)) ? subnormal : normal;
-    result = magnitude >= ((127u + 16) << 23) ? special : result;
-    return truncated(result | ((bits >> 16) & 0x8000));
+    const Integers half = Integers{} + (126 << 23);
+    const Integers subnormal =
+        bits_as<Integers>(bits_as<Floats>(magnitude) + bits_as<Floats>(half)) - half;
+    const Integers special = ((magnitude > 0x7f800000) & 0x200) | 0x7c00;
+    Integers result = magnitude < (kRebias + (1 << 23)) ? subnormal : normal;
+    result = magnitude >= ((127 + 16) << 23) ? special : result;
+    return truncated(bits_as<Words>(result) | ((bits >> 16) & 0x8000));
   }
 };
 
@@ -221,33 +243,56 @@ struct BitXor {
 
 // ---- loops over arrays -----------------------------------------------------------------------
 
-// A last vector that the array does not fill.
+// The bytes of fewer elements than a vector has.
 template <typename Element>
-struct Rest {
+struct Few {
   alignas(kVectorBytes) char bytes[Element::kLanes * Element::kSize] = {};
 
-  Rest() = default;
-  Rest(const char* from, size_t count) { __builtin_memcpy(bytes, from, count * Element::kSize); }
+  Few() = default;
+  Few(const char* from, size_t count) { __builtin_memcpy(bytes, from, count * Element::kSize); }
 };
 
-// to[i] = f(a[i], b[i]).
+// How many elements to do first, so that vectors are then written to whole cache lines; none if
+// the array is too short to gain by it.
+template <typename To>
+WEFT_INLINE size_t elements_to_alignment(const char* to, size_t count) {
+  constexpr size_t kBytes = To::kLanes * To::kSize;
+  const size_t past = reinterpret_cast<uintptr_t>(to) % kBytes;
+  if (count < 32 * To::kLanes || past % To::kSize != 0) return 0;
+  return (kBytes - past) % kBytes / To::kSize;
+}
+
+template <typename To, typename A, typename B, typename Operation>
+WEFT_INLINE void combine_few(char* to, const char* a, const char* b, size_t count) {
+  Few<To> few;
+  const Few<A> few_a(a, count);
+  const Few<B> few_b(b, count);
+  To::store(few.bytes, Operation::of(A::load(few_a.bytes), B::load(few_b.bytes)));
+  __builtin_memcpy(to, few.bytes, count * To::kSize);
+}
+
+// to[i] = a[i] op b[i].
 template <typename To, typename A, typename B, typename Operation>
 void combine_arrays(void* to_start, const void* a_start, const void* b_start, size_t count) {
   static_assert(To::kLanes == A::kLanes && To::kLanes == B::kLanes);
   char* to = static_cast<char*>(to_start);
   const char* a = static_cast<const char*>(a_start);
   const char* b = static_cast<const char*>(b_start);
-  for (; count >= To::kLanes; count -= To::kLanes) {
-    To::store(to, Operation::of(A::load(a), B::load(b)));
-    to += To::kLanes * To::kSize;
-    a += To::kLanes * A::kSize;
-    b += To::kLanes * B::kSize;
+  const auto advance = [&](size_t done) {
+    to += done * To::kSize;
+    a += done * A::kSize;
+    b += done * B::kSize;
+    count -= done;
+  };
+  if (const size_t first = elements_to_alignment<To>(to, count); first > 0) {
+    combine_few<To, A, B, Operation>(to, a, b, first);
+    advance(first);
   }
-  if (count == 0) return;
-  Rest<To> rest;
-  To::store(rest.bytes,
-            Operation::of(A::load(Rest<A>(a, count).bytes), B::load(Rest<B>(b, count).bytes)));
-  __builtin_memcpy(to, rest.bytes, count * To::kSize);
+  while (count >= To::kLanes) {
+    To::store(to, Operation::of(A::load(a), B::load(b)));
+    advance(To::kLanes);
+  }
+  if (count > 0) combine_few<To, A, B, Operation>(to, a, b, count);
 }
 
 // to[i] = f(from[i]).
@@ -262,9 +307,9 @@ WEFT_INLINE void map_array(void* to_start, const void* from_start, size_t count,
     from += To::kLanes * From::kSize;
   }
   if (count == 0) return;
-  Rest<To> rest;
-  To::store(rest.bytes, f(From::load(Rest<From>(from, count).bytes)));
-  __builtin_memcpy(to, rest.bytes, count * To::kSize);
+  Few<To> few;
+  To::store(few.bytes, f(From::load(Few<From>(from, count).bytes)));
+  __builtin_memcpy(to, few.bytes, count * To::kSize);
 }
 
 template <typename Element, typename Scalar>
