@@ -278,21 +278,15 @@ void combine_arrays(void* to_start, const void* a_start, const void* b_start, si
   char* to = static_cast<char*>(to_start);
   const char* a = static_cast<const char*>(a_start);
   const char* b = static_cast<const char*>(b_start);
-  const auto advance = [&](size_t done) {
-    to += done * To::kSize;
-    a += done * A::kSize;
-    b += done * B::kSize;
-    count -= done;
-  };
-  if (const size_t first = elements_to_alignment<To>(to, count); first > 0) {
-    combine_few<To, A, B, Operation>(to, a, b, first);
-    advance(first);
+  size_t i = elements_to_alignment<To>(to, count);
+  if (i > 0) combine_few<To, A, B, Operation>(to, a, b, i);
+  for (; count - i >= To::kLanes; i += To::kLanes) {
+    const auto value = Operation::of(A::load(a + i * A::kSize), B::load(b + i * B::kSize));
+    To::store(to + i * To::kSize, value);
   }
-  while (count >= To::kLanes) {
-    To::store(to, Operation::of(A::load(a), B::load(b)));
-    advance(To::kLanes);
-  }
-  if (count > 0) combine_few<To, A, B, Operation>(to, a, b, count);
+  if (i == count) return;
+  combine_few<To, A, B, Operation>(to + i * To::kSize, a + i * A::kSize, b + i * B::kSize,
+                                   count - i);
 }
 
 // to[i] = f(from[i]).
@@ -301,15 +295,14 @@ WEFT_INLINE void map_array(void* to_start, const void* from_start, size_t count,
   static_assert(To::kLanes == From::kLanes);
   char* to = static_cast<char*>(to_start);
   const char* from = static_cast<const char*>(from_start);
-  for (; count >= To::kLanes; count -= To::kLanes) {
-    To::store(to, f(From::load(from)));
-    to += To::kLanes * To::kSize;
-    from += To::kLanes * From::kSize;
+  size_t i = 0;
+  for (; count - i >= To::kLanes; i += To::kLanes) {
+    To::store(to + i * To::kSize, f(From::load(from + i * From::kSize)));
   }
-  if (count == 0) return;
+  if (i == count) return;
   Few<To> few;
-  To::store(few.bytes, f(From::load(Few<From>(from, count).bytes)));
-  __builtin_memcpy(to, few.bytes, count * To::kSize);
+  To::store(few.bytes, f(From::load(Few<From>(from + i * From::kSize, count - i).bytes)));
+  __builtin_memcpy(to + i * To::kSize, few.bytes, (count - i) * To::kSize);
 }
 
 template <typename Element, typename Scalar>

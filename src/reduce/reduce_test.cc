@@ -96,8 +96,8 @@ T float_result(Op op, T a, T b) {
 // All integers fit into 64 bits, and so do the low bits of what is computed with them.
 template <typename T>
 T integer_result(Op op, T a, T b) {
-  const auto wide_a = static_cast<uint64_t>(a);
-  const auto wide_b = static_cast<uint64_t>(b);
+  const auto wide_a = static_cast<uint64_t>(int64_t{a});
+  const auto wide_b = static_cast<uint64_t>(int64_t{b});
   switch (op) {
     case Op::sum:
     case Op::mean: return static_cast<T>(wide_a + wide_b);
@@ -317,6 +317,29 @@ TEST_P(KernelsOf, combine_every_length_and_offset) {
   });
 }
 
+// Long enough for the loops to care where the result begins.
+TEST_P(KernelsOf, combine_long_arrays_at_every_offset) {
+  with_type(type(), [&](auto zero) {
+    using T = decltype(zero);
+    Rng rng(7 + index());
+    const size_t count = 2101;
+    const auto a = random_values<T>(rng, type(), count);
+    const auto b = random_values<T>(rng, type(), count);
+    std::vector<T> expected(count);
+    for (size_t i = 0; i < count; ++i) {
+      expected[i] = reference_combined(Op::max, type(), a[i], b[i]);
+    }
+    for (size_t offset = 0; offset < 65; ++offset) {
+      Placed to(a, offset);
+      Placed from(b, rng.below(65));
+      combine_kernel(Op::max)(to.data(), to.data(), from.data(), count);
+      ASSERT_EQ(difference(to.values<T>(), expected), "") << "at " << offset;
+      ASSERT_TRUE(to.guards_hold());
+      ASSERT_EQ(difference(from.values<T>(), b), "") << "an operand changed";
+    }
+  });
+}
+
 TEST_P(KernelsOf, combine_over_either_operand_or_both) {
   with_type(type(), [&](auto zero) {
     using T = decltype(zero);
@@ -516,6 +539,29 @@ TEST_P(ShortFloats, accumulate_and_convert_every_length) {
 }
 
 // ---- the public face -------------------------------------------------------------------------
+
+// The sanitizers would say so; the count says that all were called.
+TEST(Reduce, nothing_needs_no_memory) {
+  size_t calls = 0;
+  for (const Type type : all_types()) {
+    combine(Op::sum, type, nullptr, nullptr, nullptr, 0);
+    finish(Op::mean, type, nullptr, 0, 4);
+    calls += 2;
+  }
+  EXPECT_EQ(calls, 18u);
+  widen(Type::float16, nullptr, nullptr, 0);
+  accumulate(Op::sum, Type::bfloat16, nullptr, nullptr, 0);
+  narrow(Type::bfloat16, nullptr, nullptr, 0);
+}
+
+TEST(ReduceDeathTest, what_nobody_may_ask_for_ends_the_process) {
+  float value = 0;
+  EXPECT_DEATH(combine(Op::bit_or, Type::float32, &value, &value, &value, 1), "reduce.cc");
+  EXPECT_DEATH(combine(static_cast<Op>(9), Type::float32, &value, &value, &value, 1), "known_op");
+  EXPECT_DEATH(size_of(static_cast<Type>(0)), "known_type");
+  EXPECT_DEATH(widen(Type::float32, &value, &value, 1), "kernel");
+  EXPECT_DEATH(finish(Op::mean, Type::float32, &value, 1, 0), "ranks");
+}
 
 TEST(Reduce, names_are_read_back) {
   EXPECT_EQ(all_types().size(), 9u);
