@@ -99,4 +99,21 @@ double iteration_floor_seconds(double compute_s, double gradient_bytes, uint32_t
 std::optional<double> ring_all_reduce_seconds(const Costs& costs, double bytes, uint32_t ranks,
                                               uint32_t lanes);
 
+// The other all-reduces, under the same conditions (docs/cost_model.md).
+struct Group {
+  uint32_t ranks = 1;
+  uint32_t lanes = 1;  // to each peer
+  uint32_t hosts = 1;  // each with ranks / hosts of the ranks
+};
+std::optional<double> halving_doubling_all_reduce_seconds(const Costs& costs, double bytes,
+                                                          const Group& group);
+std::optional<double> doubling_all_reduce_seconds(const Costs& costs, double bytes,
+                                                  const Group& group);
+std::optional<double> tree_all_reduce_seconds(const Costs& costs, double bytes, const Group& group);
+std::optional<double> direct_all_reduce_seconds(const Costs& costs, double bytes,
+                                                const Group& group);
+// nullopt too where copying was not measured, or hosts have no two ranks or are not alike.
+std::optional<double> hierarchical_all_reduce_seconds(const Costs& costs, double bytes,
+                                                      const Group& group);
+
 }  // namespace weft::cost

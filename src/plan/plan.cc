@@ -29,8 +29,8 @@ const char* name_of(LaneWorker worker) { return word_of(worker, kLaneWorkers); }
 const char* name_of(Sync sync) { return word_of(sync, kSyncs); }
 
 const std::vector<std::string>& algorithm_names() {
-  static const std::vector<std::string> names = {"ring", "halving_doubling", "tree",
-                                                 "hierarchical"};
+  static const std::vector<std::string> names = {
+      "ring", "halving_doubling", "tree", "hierarchical", "doubling", "direct", "auto"};
   return names;
 }
 

@@ -117,7 +117,7 @@ TEST(PlanErrors, WordsNameANearOne) {
             "top_k, dgc, power_sgd; did you mean \"fp16\"?");
   EXPECT_EQ(refusal_of(R"("algorithm": [{"use": "rng"}])"),
             "/algorithm/0/use: found \"rng\", expected one of ring, halving_doubling, tree, "
-            "hierarchical; did you mean \"ring\"?");
+            "hierarchical, doubling, direct, auto; did you mean \"ring\"?");
   EXPECT_THAT(refusal_of(R"("sync": {"mode": "synchronus"})"),
               AllOf(StartsWith("/sync/mode: "), EndsWith("did you mean \"synchronous\"?")));
   EXPECT_EQ(refusal_of(R"("lane_worker": "fiber")"),

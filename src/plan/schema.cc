@@ -122,7 +122,7 @@ std::string schema() {
         "additionalProperties": false,
         "properties": {
           "up_to": { "$ref": "#/$defs/size" },
-          "use": { "enum": ["ring", "halving_doubling", "tree", "hierarchical"] }
+          "use": { "enum": ["ring", "halving_doubling", "tree", "hierarchical", "doubling", "direct", "auto"] }
         }
       }
     },

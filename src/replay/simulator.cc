@@ -393,7 +393,7 @@ class Simulator {
   }
 
   void offer(Host& host, uint32_t operation, ChunkId id) {
-    host.dispatch.push({layout_.buckets[piece_of(operation).bucket].priority, operation, id});
+    host.dispatch.push({layout_.buckets[piece_of(operation).bucket].priority, operation, 0, id});
   }
 
   // ---- sending -----------------------------------------------------------------------------

@@ -35,17 +35,10 @@ Result<void> supported(const plan::Plan& plan) {
   };
   if (plan.sync != plan::Sync::synchronous)
     return refuse("/sync/mode", plan::name_of(plan.sync), "\"synchronous\"");
-  if (plan.lane_worker != plan::LaneWorker::thread)
-    return refuse("/lane_worker", plan::name_of(plan.lane_worker), "\"thread\"");
-  if (plan.lane_workers != 1)
-    return refuse("/lane_workers", std::to_string(plan.lane_workers), "1");
   if (plan.codec != "none") return refuse("/codec", plan.codec, "\"none\"");
   for (size_t i = 0; i < plan.buckets.size(); ++i)
     if (plan.buckets[i].codec && *plan.buckets[i].codec != "none")
       return refuse(text("/buckets/%zu/codec", i), *plan.buckets[i].codec, "\"none\"");
-  for (size_t i = 0; i < plan.algorithm.size(); ++i)
-    if (plan.algorithm[i].use != "ring")
-      return refuse(text("/algorithm/%zu/use", i), plan.algorithm[i].use, "\"ring\"");
   return {};
 }
 

@@ -104,14 +104,6 @@ TEST(Layout, refuses_by_name_what_the_runtime_cannot_do) {
               HasSubstr("plan /buckets/0/codec: \"fp16\""));
   EXPECT_THAT(refused([](plan::Plan& p) { p.sync = plan::Sync::local_sgd; }),
               HasSubstr("plan /sync/mode: \"local_sgd\""));
-  EXPECT_THAT(refused([](plan::Plan& p) { p.lane_worker = plan::LaneWorker::process; }),
-              HasSubstr("plan /lane_worker: \"process\""));
-  EXPECT_THAT(refused([](plan::Plan& p) { p.lanes = 4, p.lane_workers = 2; }),
-              HasSubstr("plan /lane_workers: \"2\""));
-  EXPECT_THAT(refused([](plan::Plan& p) {
-                p.algorithm = {{std::nullopt, "tree"}};
-              }),
-              HasSubstr("plan /algorithm/0/use: \"tree\""));
   EXPECT_THAT(refused([](plan::Plan& p) {
                 p.buckets.push_back({{"t00"}, {}, {}});
               }),

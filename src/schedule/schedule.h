@@ -2,7 +2,7 @@
 //
 // Which tensors travel together, in which pieces, which piece starts next, which chunk may be
 // sent now: pure state machines with no clock, thread or socket. The runtime drives them with
-// real messages, the replayer will drive the same objects with simulated time, so a prediction is
+// real messages, the replayer drives the same objects with simulated time, so a prediction is
 // of what the runtime does. docs/schedule.md tells who decides what, and when.
 //
 //   Plan x tensors ──► Layout: buckets, cut into pieces
@@ -11,19 +11,23 @@
 //                                                      ▼
 //                                  one common order of operations, told to all ranks
 //                                                      │
-//   each rank:  RingSteps (which chunk next) ──► Dispatch (most urgent first) ──► any lane with
-//   room
+//   each rank:  Steps of a Program (which chunk may go) ──► Dispatch (most urgent first) ──► any
+//   lane with room
 //
 // Sizes are elements (fp32) of the job as it runs. Threads: one at a time per object.
 #pragma once
 
 #include <cstdint>
+#include <memory>
+#include <optional>
 #include <queue>
 #include <span>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <vector>
 
+#include "weft/cost.h"
 #include "weft/plan.h"
 
 namespace weft::schedule {
@@ -153,17 +157,39 @@ class Admission {
   uint32_t next_operation_ = 0;
 };
 
-// ---- one operation on one rank: its steps and chunks --------------------------------------
+// ---- one operation on one rank: its program -------------------------------------------------
 
+// On the wire: append, never renumber.
 enum class Collective : uint8_t {
   all_reduce = 1,
   reduce_scatter = 2,
   all_gather = 3,
-  broadcast = 4
+  broadcast = 4,
+  reduce = 5,
+  gather = 6,
+  scatter = 7,
+  all_to_all = 8,
+  barrier = 9,
+  point_to_point = 10,
 };
 const char* name_of(Collective collective);
 
-// A chunk within its operation.
+enum class Algorithm : uint8_t {
+  ring = 1,
+  halving_doubling = 2,  // any number of ranks; the extra ones are folded in first
+  tree = 3,              // double binary tree, pipelined by chunks
+  hierarchical = 4,      // rings inside hosts, rings between them
+  doubling = 5,          // recursive doubling: all data in every step; for small operations
+  direct = 6,            // everyone with everyone, one step (two for all_reduce)
+};
+inline constexpr Algorithm kAlgorithms[] = {Algorithm::ring,     Algorithm::halving_doubling,
+                                            Algorithm::tree,     Algorithm::hierarchical,
+                                            Algorithm::doubling, Algorithm::direct};
+const char* name_of(Algorithm algorithm);
+std::optional<Algorithm> algorithm_named(std::string_view name);
+
+// A chunk within its operation: which message (a step's transfer from one rank to another), and
+// which part of it.
 struct ChunkId {
   uint16_t step = 0;
   uint32_t chunk = 0;
@@ -174,6 +200,192 @@ struct ChunkRange {
   uint64_t first = 0;  // element offset in the operation
   uint64_t elements = 0;
   bool reduce = false;  // add to what is there; otherwise replace it
+};
+
+// What an operation is on one rank. Ranks are those of the group that does it, from 0.
+struct Shape {
+  Collective collective = Collective::all_reduce;
+  Algorithm algorithm = Algorithm::ring;
+  uint32_t rank = 0;
+  uint32_t ranks = 1;
+  uint32_t root = 0;      // broadcast, reduce, gather, scatter; point_to_point: the other rank
+  uint64_t elements = 0;  // of the whole: of everyone's blocks together where there are blocks
+  // Elements of each rank's block: reduce_scatter, all_gather, gather, scatter (empty: as equal as
+  // can be, the first ones larger); all_to_all: what this rank sends to each.
+  std::vector<uint64_t> counts;
+  std::vector<uint64_t> receive_counts;  // all_to_all: what each sends to this rank
+  std::vector<uint32_t> host_of;         // hierarchical: by rank; empty: all on one host
+  bool sends = true;                     // point_to_point: sends to root, or receives from it
+  bool wide = false;  // direct: sums are kept in fp32 and rounded once (16-bit floats)
+  uint64_t chunk_elements = 65536;
+  friend bool operator==(const Shape&, const Shape&) = default;
+};
+
+// Where data lies: what the caller gave, what it gets, and what the operation needs between.
+enum class Space : uint8_t { input, output, temporary };
+
+struct Send {
+  uint32_t peer = 0;
+  ChunkId id;
+  Space space = Space::input;
+  uint64_t first = 0;  // element offset in that space
+  uint64_t elements = 0;
+  uint64_t offset = 0;  // element offset in its message
+};
+
+struct Receive {
+  uint32_t peer = 0;
+  ChunkId id;
+  Space space = Space::output;
+  uint64_t first = 0;
+  uint64_t elements = 0;
+  uint64_t offset = 0;
+  // Combine with what is at `with`, and put the result at `first`; otherwise just put it there.
+  bool combine = false;
+  bool received_first = false;  // the received value is the first operand: all ranks then combine
+                                // the same values in the same order
+  Space with = Space::input;
+  uint64_t with_first = 0;
+  // Shape::wide: the sum is kept in fp32 at `wide_at` of an array of Program::wide_elements().
+  // The first one widens `with` before it adds; the last one rounds into `space`.
+  bool wide = false;
+  bool wide_opens = false;
+  bool wide_closes = false;
+  uint64_t wide_at = 0;
+};
+
+// Input elements that stay on this rank, copied when the operation starts.
+struct Copy {
+  uint64_t from = 0;  // in the input
+  uint64_t to = 0;    // in the output
+  uint64_t elements = 0;
+};
+
+// All that an operation does on one rank: what it sends and receives, and what must come before
+// what. Immutable; made once for a shape and shared by all operations of that shape. A send waits
+// for the last receives that wrote what it reads, and a receive is applied after the ones that
+// wrote the same place: so each element is combined in an order that depends on the shape alone,
+// and every rank ends with the same bits, whatever the lanes. Nothing is overwritten before its
+// new value depends on its delivery: a lost chunk can be sent again from where it lies.
+class Program {
+ public:
+  // REQUIRES: rank < ranks, root < ranks, chunk_elements > 0; counts and host_of empty or one a
+  // rank; all_to_all: both counts or none, equal for the own rank; point_to_point: root is another
+  // rank. An algorithm that does not exist for a collective is replaced by one that does (see
+  // algorithm()).
+  static std::shared_ptr<const Program> make(const Shape& shape);
+
+  const Shape& shape() const { return shape_; }
+  Algorithm algorithm() const { return shape_.algorithm; }
+  std::span<const Send> sends() const { return sends_; }  // in the order in which they are wanted
+  std::span<const Receive> receives() const { return receives_; }
+  std::span<const Copy> copies() const { return copies_; }
+  // The sizes of the three spaces, and of the fp32 sums. n: Shape::elements, or the sum of counts.
+  //                   input             output
+  //   all_reduce      n                 n
+  //   reduce_scatter  n                 own block
+  //   all_gather      own block         n
+  //   broadcast       root: n, else 0   n
+  //   reduce          n                 root: n, else 0
+  //   gather          own block         root: n, else 0
+  //   scatter         root: n, else 0   own block
+  //   all_to_all      sum of counts     sum of receive_counts
+  //   barrier         n                 n
+  //   point_to_point  sender: n, else 0 receiver: n, else 0
+  uint64_t input_elements() const { return input_elements_; }
+  uint64_t output_elements() const { return output_elements_; }
+  uint64_t temporary_elements() const { return temporary_elements_; }
+  uint64_t wide_elements() const { return wide_elements_; }
+  // Whether input and output may share memory, where an element of both is the same: with blocks,
+  // the own block of the larger one is the smaller one. If not, the caller's input must be copied.
+  bool in_place() const;
+  // The receive that a chunk from `peer` is; nullopt for one that this operation does not expect.
+  std::optional<uint32_t> find(uint32_t peer, ChunkId id) const;
+
+ private:
+  friend class Steps;
+  friend class Compiler;
+  Shape shape_;
+  std::vector<Send> sends_;
+  std::vector<Receive> receives_;
+  std::vector<Copy> copies_;
+  uint64_t input_elements_ = 0;
+  uint64_t output_elements_ = 0;
+  uint64_t temporary_elements_ = 0;
+  uint64_t wide_elements_ = 0;
+  // What each send and receive waits for, as counts; and what a receive allows, as lists.
+  std::vector<uint32_t> send_needs_;
+  std::vector<uint32_t> receive_needs_;
+  std::vector<uint32_t> allows_first_;  // by receive, one more at the end: into allows_
+  std::vector<uint32_t> allows_;        // sends by index; receives by index + sends
+  struct Message {
+    uint32_t peer;
+    uint16_t step;
+    uint32_t first_receive;
+    uint32_t chunks;
+  };
+  std::vector<Message> messages_;  // that arrive here, ordered by peer and step
+};
+
+// Programs by shape, so that one that is used again is not made again. Bounded; single-threaded.
+class Programs {
+ public:
+  std::shared_ptr<const Program> get(const Shape& shape);
+  size_t size() const { return made_.size(); }
+
+ private:
+  struct Hash {
+    size_t operator()(const Shape& shape) const;
+  };
+  std::unordered_map<Shape, std::shared_ptr<const Program>, Hash> made_;
+  uint64_t chunks_ = 0;  // of all that were made
+};
+
+// Which all-reduce for which size, where a plan says "auto".
+struct Choice {
+  std::vector<std::pair<uint64_t, Algorithm>> by_size;  // up to so many bytes, ascending
+  Algorithm at(uint64_t bytes) const;
+};
+// By the equations of `cost`; default_choice() where the rate or the latency is not known.
+Choice choose_all_reduce(const cost::Costs& costs, const cost::Group& group);
+// Doubling for what is small, halving-doubling for the middle if the ranks are a power of two, the
+// ring for the rest.
+Choice default_choice(uint32_t ranks);
+std::optional<double> all_reduce_seconds(const cost::Costs& costs, Algorithm algorithm,
+                                         double bytes, const cost::Group& group);
+// The algorithm that the plan names for a size, as the runtime and the replayer both ask.
+Algorithm algorithm_for(const plan::Plan& plan, uint64_t bytes, const Choice& choice);
+
+// One operation under way on one rank. Indices are those of the program.
+class Steps {
+ public:
+  explicit Steps(std::shared_ptr<const Program> program);
+  const Program& program() const { return *program_; }
+
+  // What may be sent before anything arrives, in order.
+  void start(std::vector<uint32_t>& sends) const;
+  // False for a chunk that was taken already: it came a second time.
+  bool is_due(uint32_t receive) const { return !taken_[receive]; }
+  // Nothing that must be applied before this one is missing.
+  bool may_apply(uint32_t receive) const { return receive_needs_[receive] == 0; }
+  // The chunk is here, whole. It may be applied now, or must be kept until applied() says so.
+  bool take(uint32_t receive);
+  // It was combined or stored. Appends the sends that this allows, and the receives taken before
+  // that may be applied now.
+  void applied(uint32_t receive, std::vector<uint32_t>& sends, std::vector<uint32_t>& receives);
+  void sent(uint32_t send);
+  bool finished() const { return to_send_ == 0 && to_receive_ == 0; }
+  uint64_t chunks_left() const { return to_send_ + to_receive_; }
+  // A peer from which something is still to come, if any.
+  std::optional<uint32_t> waits_for() const;
+
+ private:
+  std::shared_ptr<const Program> program_;
+  std::vector<uint32_t> send_needs_;
+  std::vector<uint32_t> receive_needs_;
+  std::vector<bool> taken_;
+  uint64_t to_send_ = 0;
+  uint64_t to_receive_ = 0;
 };
 
 // The ring as a state machine. The data is cut into one segment a rank, each segment into chunks;
@@ -235,7 +447,8 @@ class Dispatch {
  public:
   struct Entry {
     int64_t priority = 0;
-    uint32_t operation = 0;
+    uint64_t operation = 0;
+    uint32_t send = 0;  // index in the operation's program
     ChunkId id;
   };
   void push(const Entry& entry);
@@ -248,6 +461,7 @@ class Dispatch {
     bool operator()(const Entry& a, const Entry& b) const {
       if (a.priority != b.priority) return a.priority > b.priority;
       if (a.operation != b.operation) return a.operation > b.operation;
+      if (a.send != b.send) return a.send > b.send;
       if (a.id.step != b.id.step) return a.id.step > b.id.step;
       return a.id.chunk > b.id.chunk;
     }

@@ -5,14 +5,51 @@
 
 namespace weft::schedule {
 
-const char* name_of(Collective collective) {
-  switch (collective) {
-    case Collective::all_reduce: return "all_reduce";
-    case Collective::reduce_scatter: return "reduce_scatter";
-    case Collective::all_gather: return "all_gather";
-    case Collective::broadcast: return "broadcast";
+Steps::Steps(std::shared_ptr<const Program> program)
+    : program_(std::move(program)),
+      send_needs_(program_->send_needs_),
+      receive_needs_(program_->receive_needs_),
+      taken_(program_->receives_.size(), false),
+      to_send_(program_->sends_.size()),
+      to_receive_(program_->receives_.size()) {}
+
+void Steps::start(std::vector<uint32_t>& sends) const {
+  for (uint32_t send = 0; send < send_needs_.size(); ++send)
+    if (program_->send_needs_[send] == 0) sends.push_back(send);
+}
+
+bool Steps::take(uint32_t receive) {
+  WEFT_CHECK(receive < taken_.size() && !taken_[receive]);
+  taken_[receive] = true;
+  return receive_needs_[receive] == 0;
+}
+
+void Steps::applied(uint32_t receive, std::vector<uint32_t>& sends,
+                    std::vector<uint32_t>& receives) {
+  WEFT_CHECK(receive < taken_.size() && taken_[receive] && to_receive_ > 0);
+  --to_receive_;
+  auto sends_in_all = static_cast<uint32_t>(send_needs_.size());
+  for (uint32_t i = program_->allows_first_[receive]; i < program_->allows_first_[receive + 1u];
+       ++i) {
+    uint32_t allowed = program_->allows_[i];
+    if (allowed < sends_in_all) {
+      if (--send_needs_[allowed] == 0) sends.push_back(allowed);
+    } else {
+      allowed -= sends_in_all;
+      if (--receive_needs_[allowed] == 0 && taken_[allowed]) receives.push_back(allowed);
+    }
   }
-  return "unknown";
+}
+
+void Steps::sent(uint32_t send) {
+  WEFT_CHECK(send < send_needs_.size() && to_send_ > 0);
+  --to_send_;
+}
+
+std::optional<uint32_t> Steps::waits_for() const {
+  for (uint32_t receive = 0; receive < taken_.size(); ++receive)
+    if (!taken_[receive]) return program_->receives_[receive].peer;
+  return std::nullopt;
 }
 
 // Broadcast uses one segment (the whole) and a step a hop: the rank at distance d from the root
