@@ -421,14 +421,15 @@ class Simulator {
     Host& host = hosts_[r];
     Lane& lane = host.lanes[index];
     auto entry = host.dispatch.pop();
-    schedule::RingSteps& steps = *host.running[entry->operation].steps;
+    auto operation = static_cast<uint32_t>(entry->operation);
+    schedule::RingSteps& steps = *host.running[operation].steps;
     auto bytes = static_cast<uint32_t>(
         steps.outgoing(entry->id).elements * schedule::kElementBytes + cost::kHeaderBytes);
     lane.filled = work(host, network_.send_ns_per_chunk + network_.send_ns_per_byte * bytes);
     if (lane.chunks.empty()) lane.head_left = bytes;
-    lane.chunks.push({entry->operation, entry->id, bytes, now_, host.next_message++});
+    lane.chunks.push({operation, entry->id, bytes, now_, host.next_message++});
     lane.held = bytes;
-    give_to_socket(r, index, entry->operation, entry->id, now_, host.next_message - 1);
+    give_to_socket(r, index, operation, entry->id, now_, host.next_message - 1);
   }
 
   // The socket takes segments while less than its limit is unsent.
