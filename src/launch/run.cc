@@ -8,6 +8,10 @@
 // If the launcher is killed, the kernel kills each child (parent death signal). That does not
 // reach what the children forked; for these there is a minder, a process that does nothing but wait
 // for the launcher's end of a pipe to close, and then kills the groups.
+//
+// A child with an input is an agent for a process on another host. It is not signalled, since that
+// would end the connection and leave the process to guess: signals go to the other end as bytes,
+// and only to kill is the agent itself killed, whose end is seen there as the end of the input.
 
 #include <fcntl.h>
 #include <poll.h>
@@ -52,6 +56,15 @@ Result<Pipe> make_pipe() {
   return Pipe{Fd(ends[0]), Fd(ends[1])};
 }
 
+// A pipe of sockets: a write to somebody who was killed does not raise SIGPIPE.
+Result<Pipe> make_socket_pair() {
+  int ends[2];
+  if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) {
+    return io_error(errno, "cannot make a pair of sockets");
+  }
+  return Pipe{Fd(ends[0]), Fd(ends[1])};
+}
+
 // Keeps the signals that are passed on from acting on the launcher while a run lasts.
 class SignalGuard {
  public:
@@ -82,12 +95,7 @@ class SignalGuard {
 class Minder {
  public:
   static Result<Minder> start(size_t groups) {
-    // Sockets, because a write to a minder that somebody killed must not raise SIGPIPE.
-    int ends[2];
-    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) {
-      return io_error(errno, "cannot make a pair of sockets");
-    }
-    Pipe pipe{Fd(ends[0]), Fd(ends[1])};
+    WEFT_ASSIGN(Pipe pipe, make_socket_pair());
     std::vector<pid_t> known(groups);  // made before fork: nothing is allocated after it
     const pid_t pid = fork();
     if (pid < 0) return io_error(errno, "cannot fork");
@@ -154,6 +162,8 @@ struct Child {
   pid_t pid = -1;
   Fd pidfd;  // absent where the kernel has none
   std::vector<Stream> streams;
+  Fd input;            // of an agent
+  std::string unsent;  // of its input
   bool running = false;
   Outcome outcome;
 
@@ -187,7 +197,7 @@ std::vector<char*> pointers_to(std::vector<std::string>& strings) {
 
 // In the child, between fork and exec: nothing but system calls and `before_exec`.
 [[noreturn]] void become(const Process& process, char** argv, char** environment, pid_t launcher,
-                         const sigset_t& mask, int out, int err, int failure_pipe) {
+                         const sigset_t& mask, int in, int out, int err, int failure_pipe) {
   const auto give_up = [&](StartFailure::Stage stage, int error_number) {
     const StartFailure failure{stage, error_number};
     (void)!write(failure_pipe, &failure, sizeof(failure));
@@ -209,7 +219,8 @@ std::vector<char*> pointers_to(std::vector<std::string>& strings) {
   }
   // A process group in the background may not read the terminal, and several ranks could not share
   // it.
-  if (const int null = open("/dev/null", O_RDONLY | O_CLOEXEC); null > 0) dup2(null, 0);
+  if (in < 0) in = open("/dev/null", O_RDONLY | O_CLOEXEC);
+  if (in > 0) dup2(in, 0);
   if (out >= 0) dup2(out, 1);
   if (err >= 0) dup2(err, 2);
   signal(SIGPIPE, SIG_DFL);
@@ -230,6 +241,15 @@ Error start_error(const Process& process, const StartFailure& failure) {
     return error(Code::not_found, "rank %u: there is no program \"%s\"", process.rank, program);
   }
   return io_error(failure.error_number, "rank %u: cannot start \"%s\"", process.rank, program);
+}
+
+// What the exit code of an agent may say beyond that of the program.
+std::string meaning_of_agents(int exit_code) {
+  if (exit_code == 255) return " (so says an agent such as ssh that cannot connect)";
+  if (exit_code == 127) return " (weft or the program is not there)";
+  const int number = exit_code - 128;
+  if (number < 1 || number >= NSIG) return "";
+  return text(" (signal %d, %s)", number, strsignal(number));
 }
 
 // ---- the run -------------------------------------------------------------------------------
@@ -259,6 +279,9 @@ class Run {
 
   void wait_for_something(int signal_fd);
   void read_signals(int signal_fd);
+  void read_control();
+  void end_by(int signal_number, const std::string& by);
+  void send_inputs();
   bool read_stream(Stream& stream);
   void read_output();
   void read_the_rest();
@@ -278,6 +301,7 @@ class Run {
   std::optional<Nanos> kill_at_;
   std::optional<Nanos> output_until_;
   bool killed_ = false;
+  bool control_open_ = options_.control_fd >= 0;
   Report report_;
 };
 
@@ -295,6 +319,10 @@ Result<void> Run::start(const Process& process) {
     WEFT_ASSIGN(out, make_pipe());
     WEFT_ASSIGN(err, make_pipe());
   }
+  Pipe input;
+  if (process.input) {
+    WEFT_ASSIGN(input, make_socket_pair());
+  }
   WEFT_ASSIGN(Pipe failure, make_pipe());
   std::vector<std::string> arguments = process.argv;
   std::vector<std::string> environment = merged_environment(process.environment);
@@ -309,7 +337,7 @@ Result<void> Run::start(const Process& process) {
                        : options_.output_to_stderr ? STDERR_FILENO
                                                    : -1;
     become(process, const_cast<char**>(argv.data()), const_cast<char**>(envp.data()), launcher,
-           signals_.before(), out_fd, err.write.get(), failure.write.get());
+           signals_.before(), input.read.get(), out_fd, err.write.get(), failure.write.get());
   }
   setpgid(pid, pid);  // here too: whoever comes first, the group exists from now on
   minder_.watch(pid);
@@ -320,6 +348,8 @@ Result<void> Run::start(const Process& process) {
   child.running = true;
   child.outcome.rank = process.rank;
   child.pidfd = Fd(static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));
+  child.input = std::move(input.write);
+  child.unsent = process.input.value_or("");
   const std::string prefix = text("[%u] ", process.rank);
   if (options_.prefix_output) {
     fcntl(out.read.get(), F_SETFL, O_NONBLOCK);
@@ -344,7 +374,12 @@ void Run::ask_to_end(int signal_number) {
   for (Child& child : children_) {
     if (!child.running) continue;
     child.outcome.ended_by_us = true;
-    kill(-child.pid, signal_number);
+    if (child.input && signal_number != SIGKILL) {
+      child.unsent += static_cast<char>(signal_number);
+    } else {
+      child.input.reset();
+      kill(-child.pid, signal_number);
+    }
   }
   if (!kill_at_) kill_at_ = monotonic_clock().now() + options_.grace;
 }
@@ -358,12 +393,15 @@ void Run::tell_failure(const Child& child) {
   const Outcome& outcome = child.outcome;
   const std::string after = format_duration(outcome.after);
   report_.first_failure = outcome.rank;
+  std::string who = text("rank %u", outcome.rank);
+  if (!child.process->host.empty()) who += " on " + child.process->host;
   if (outcome.signal != 0) {
-    report_.reason = text("rank %u was killed by signal %d (%s) after %s", outcome.rank,
-                          outcome.signal, strsignal(outcome.signal), after.c_str());
+    report_.reason = text("%s was killed by signal %d (%s) after %s", who.c_str(), outcome.signal,
+                          strsignal(outcome.signal), after.c_str());
   } else {
-    report_.reason = text("rank %u exited with code %d after %s", outcome.rank, outcome.exit_code,
-                          after.c_str());
+    report_.reason =
+        text("%s exited with code %d after %s", who.c_str(), outcome.exit_code, after.c_str());
+    if (child.process->input) report_.reason += meaning_of_agents(outcome.exit_code);
   }
 }
 
@@ -379,6 +417,7 @@ void Run::look_for_exits() {
     }
     child.running = false;
     child.pidfd.reset();
+    child.input.reset();
     child.outcome.after = elapsed();
     if (info.si_code == CLD_EXITED) {
       child.outcome.exit_code = info.si_status;
@@ -406,12 +445,48 @@ void Run::read_signals(int signal_fd) {
       for (Child& child : children_) child.streams.clear();
       out_.discard();
       err_.discard();
-    } else if (report_.reason.empty()) {
-      report_.reason = text("ended by signal %d (%s) to the launcher after %s", number,
-                            strsignal(number), format_duration(elapsed()).c_str());
-      ask_to_end(number);
     } else {
-      kill_all();
+      end_by(number, text("signal %d (%s) to the launcher", number, strsignal(number)));
+    }
+  }
+}
+
+// The first time asks, the second time kills.
+void Run::end_by(int signal_number, const std::string& by) {
+  if (!report_.reason.empty()) {
+    kill_all();
+    return;
+  }
+  report_.reason = text("ended by %s after %s", by.c_str(), format_duration(elapsed()).c_str());
+  ask_to_end(signal_number);
+}
+
+void Run::read_control() {
+  while (control_open_ && any_running()) {
+    pollfd ready{.fd = options_.control_fd, .events = POLLIN, .revents = 0};
+    if (poll(&ready, 1, 0) <= 0) return;
+    unsigned char number = 0;
+    const ssize_t n = read(options_.control_fd, &number, 1);
+    if (n < 0 && (errno == EINTR || errno == EAGAIN)) return;
+    if (n <= 0) {
+      control_open_ = false;
+      end_by(SIGTERM, "the end of the connection to the launcher");
+    } else if (std::find(std::begin(kPassedOn), std::end(kPassedOn), int{number}) !=
+               std::end(kPassedOn)) {
+      end_by(number, text("signal %d (%s) from the launcher", number, strsignal(number)));
+    }
+  }
+}
+
+void Run::send_inputs() {
+  for (Child& child : children_) {
+    while (child.input && !child.unsent.empty()) {
+      const ssize_t n = send(child.input.get(), child.unsent.data(), child.unsent.size(),
+                             MSG_NOSIGNAL | MSG_DONTWAIT);
+      if (n < 0 && errno == EINTR) continue;
+      if (n < 0 && errno == EAGAIN) break;
+      // Who does not read any more will exit, and that is what is reported.
+      child.unsent.erase(0, n < 0 ? child.unsent.size() : static_cast<size_t>(n));
     }
   }
 }
@@ -449,6 +524,9 @@ void Run::read_the_rest() {
 void Run::wait_for_something(int signal_fd) {
   Poll polled;
   polled.push_back({.fd = signal_fd, .events = POLLIN, .revents = 0});
+  if (control_open_ && any_running()) {
+    polled.push_back({.fd = options_.control_fd, .events = POLLIN, .revents = 0});
+  }
   std::optional<Nanos> wake_at;
   const auto no_later_than = [&](Nanos time) { wake_at = std::min(wake_at.value_or(time), time); };
   const bool room = !out_.full() && !err_.full();
@@ -457,6 +535,9 @@ void Run::wait_for_something(int signal_fd) {
       polled.push_back({.fd = child.pidfd.get(), .events = POLLIN, .revents = 0});
     } else if (child.running) {
       no_later_than(monotonic_clock().now() + kTick);
+    }
+    if (child.input && !child.unsent.empty()) {
+      polled.push_back({.fd = child.input.get(), .events = POLLOUT, .revents = 0});
     }
     for (const Stream& stream : child.streams) {
       if (room) polled.push_back({.fd = stream.pipe.get(), .events = POLLIN, .revents = 0});
@@ -485,6 +566,8 @@ Result<Report> Run::mind() {
   for (;;) {
     look_for_exits();
     read_signals(signal_fd.get());
+    read_control();
+    send_inputs();
     read_output();
     out_.write_some();
     err_.write_some();

@@ -1,0 +1,23 @@
+#include "doctor.h"
+
+namespace weft::launch {
+
+const char* name_of(Verdict verdict) {
+  switch (verdict) {
+    case Verdict::ok: return "ok";
+    case Verdict::note: return "note";
+    case Verdict::problem: return "problem";
+  }
+  return "unknown";
+}
+
+std::vector<Check> doctor(const DoctorOptions& options) {
+  Checks checks;
+  check_network(checks, options);
+  check_host(checks, options);
+  if (options.rates) check_loopback_rate(checks);
+  for (const std::string& host : options.hosts) check_other_host(checks, options, host);
+  return checks.take();
+}
+
+}  // namespace weft::launch
