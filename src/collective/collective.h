@@ -1,38 +1,42 @@
-// collective: operations on the data of all ranks, over the lanes to the ring neighbours.
+// collective: operations on the data of all ranks, over lanes.
 //
 // The engine carries out what `schedule` decides: it starts operations when told, offers their
-// chunks to whichever lane has room, puts what arrives where it belongs, and adds where it must.
-// Several operations run at a time; the most urgent one's chunks go first. Tensors stay where
-// they are: an operation's buffer may consist of many parts, and nothing is copied together.
+// chunks to whichever lane has room, puts what arrives where it belongs, and combines where it
+// must. Several operations run at a time; the most urgent one's chunks go first. Tensors stay
+// where they are: an operation's memory may consist of many parts, and nothing is copied together.
 //
 // All ranks must start the same operations under the same numbers; a chunk carries the
 // operation's signature, and one that differs is an error that names both sides. A chunk that
-// arrives before its operation was started here waits in memory, within a bound.
+// arrives before its operation was started here waits in memory, within a bound. Lanes to a rank
+// are opened when it is first sent to. A lane that breaks is opened again, and what it may not
+// have delivered goes over another one or the new one; a chunk that comes twice is taken once.
 //
-// Threads: one thread drives an Engine together with its Reactor. Everything is recorded: each
-// operation as a span, each chunk as a send on one rank and a receive on the other.
+// Threads: one thread at a time drives an Engine together with its Reactor. Everything is
+// recorded: each operation as a span, each chunk as a send on one rank and a receive on the other.
 #pragma once
 
 #include <deque>
+#include <map>
 #include <memory>
 #include <span>
 #include <unordered_map>
-#include <unordered_set>
 #include <vector>
 
+#include "weft/reduce.h"
 #include "weft/schedule.h"
 #include "weft/transport.h"
 
 namespace weft::collective {
 
-// The memory of one operation, in order.
+// Memory in parts, in order.
 class Buffer {
  public:
-  void add(std::span<float> part);
-  uint64_t elements() const { return elements_; }
-  // Calls f(std::span<float>) for each stretch of [first, first + count).
+  void add(std::span<std::byte> part);
+  uint64_t bytes() const { return bytes_; }
+  // Calls f(std::span<std::byte>) for each stretch of [first, first + count).
   template <typename F>
   void slice(uint64_t first, uint64_t count, F&& f) const {
+    if (count == 0) return;
     size_t part = find(first);
     while (count > 0) {
       uint64_t skip = first - starts_[part];
@@ -45,20 +49,23 @@ class Buffer {
   }
 
  private:
-  size_t find(uint64_t element) const;
-  std::vector<std::span<float>> parts_;
+  size_t find(uint64_t byte) const;
+  std::vector<std::span<std::byte>> parts_;
   std::vector<uint64_t> starts_;
-  uint64_t elements_ = 0;
+  uint64_t bytes_ = 0;
 };
 
-// Adds `from` to `to`, element by element.
-void add_to(std::span<float> to, const float* from);
+// Ranks that do operations together: their numbers in the job, in the order of the group.
+using Members = std::shared_ptr<const std::vector<uint32_t>>;
 
 struct Operation {
-  uint32_t number = 0;  // the same on all ranks
-  schedule::Collective collective = schedule::Collective::all_reduce;
-  Buffer buffer;
-  Rank root;             // broadcast only
+  uint32_t group = 0;   // 0: all ranks
+  uint32_t number = 0;  // in the group, the same on all its ranks; point to point: of the pair
+  schedule::Shape shape;
+  Members members;  // null: all ranks
+  reduce::Type type = reduce::Type::float32;
+  reduce::Op op = reduce::Op::sum;
+  Buffer input, output;  // the same memory where the operation is in place
   int64_t priority = 0;  // smaller goes first
   // For the trace.
   trace::Kind kind = trace::Kind::operation;
@@ -67,36 +74,59 @@ struct Operation {
   uint16_t partition = trace::kNone16;
 };
 
+// Names an operation among all that run on a rank.
+using Key = uint64_t;
+Key key_of(const Operation& operation);
+
 // What is in flight and since when nothing moved, for deadlines and for messages.
+struct Flight {
+  Key key = 0;
+  uint32_t group = 0;
+  uint32_t number = 0;
+  schedule::Collective collective = schedule::Collective::all_reduce;
+  uint64_t bytes_done = 0;  // received
+  uint64_t bytes_total = 0;
+  Nanos since;
+  std::optional<uint32_t> waits_for;  // a rank from which something is still to come
+  std::string signature;
+};
+struct LaneStatus {
+  uint32_t peer = 0;
+  uint16_t number = 0;
+  bool outgoing = true;
+  bool shared_memory = false;
+  bool alive = true;
+  transport::LaneCounters counters;
+};
 struct Progress {
   size_t operations = 0;
-  uint32_t oldest = 0;      // operation number
-  uint64_t bytes_done = 0;  // of the oldest
-  uint64_t bytes_total = 0;
-  Nanos last_change;                // a byte of any chunk arrived or left
-  bool waits_for_previous = false;  // something is due from the previous rank
-  bool waits_for_next = false;      // something could not be handed to the next rank
+  Flight oldest;
+  Nanos last_change;                       // a chunk arrived or left
+  std::optional<uint32_t> cannot_send_to;  // chunks wait for room to that rank
 };
 
 class Engine final : private transport::ChunkHandler {
  public:
   struct Options {
-    Rank rank;
-    uint32_t ranks = 1;
-    uint64_t chunk_elements = 65536;
+    uint16_t lanes = 1;  // to each rank on another host
+    uint64_t chunk_bytes = 256u << 10;
     uint64_t early_bytes_limit = 256u << 20;  // for chunks of operations not yet started here
   };
-  // A lane broke: to which rank, and why.
+  // A rank cannot be talked to any more, or said something that it must not.
   using OnLost = std::function<void(Rank peer, Error error)>;
+  using OnAsked = std::function<void(std::unique_ptr<transport::Socket> socket)>;
 
-  Engine(const Options& options, transport::Reactor& reactor, std::vector<Fd> lanes_out,
-         std::vector<Fd> lanes_in, capture::Recorder& recorder, OnLost on_lost);
+  Engine(const Options& options, transport::Mesh& mesh, capture::Recorder& recorder, OnLost on_lost,
+         OnAsked on_asked);
   ~Engine() override;
 
-  // REQUIRES: the number is not running. Data must stay in place until the operation is finished.
+  // REQUIRES: the operation's key is not running. Data must stay in place until it is finished.
   void start(Operation operation);
+  // Opens the lanes to a rank, if they are not open.
+  void prepare(Rank peer);
+  bool connected(Rank peer) const;  // with at least one lane
   // Moves what can be moved; call after each turn of the reactor. Returns what has finished.
-  std::vector<uint32_t> poll();
+  std::vector<Key> poll(Nanos now);
   // The last poll() could have sent more: call it again without waiting for an event.
   bool more_to_send() const { return more_to_send_; }
 
@@ -105,40 +135,99 @@ class Engine final : private transport::ChunkHandler {
 
   bool idle() const { return running_.empty(); }
   Progress progress() const;
+  std::vector<Flight> flights() const;
+  std::vector<LaneStatus> lanes() const;
   void record_tcp_info();  // one sample a lane into the trace
 
  private:
   struct Running {
     Operation operation;
-    schedule::RingSteps steps;
+    schedule::Steps steps;
     Nanos since;
     uint64_t bytes_done = 0;
     uint64_t bytes_total = 0;
+    std::vector<std::byte> temporary;
+    Buffer temporary_buffer;
+    std::vector<std::byte> input_copy;  // of one that may not be in place, and is
+    std::vector<float> wide;
+    std::unordered_map<uint32_t, std::vector<std::byte>> held;  // by receive: not yet its turn
   };
   struct Early {
-    uint16_t lane;
+    uint32_t lane;
     transport::ChunkHeader header;
     std::vector<std::byte> payload;
     transport::Moment when;
   };
+  // What a lane is receiving right now.
+  struct Landing {
+    enum class Where : uint8_t { nowhere, discard, early, scratch, destination } where;
+    Key key = 0;
+    uint32_t receive = 0;
+  };
+  struct Slot {
+    std::unique_ptr<transport::Lane> lane;
+    uint32_t peer = 0;
+    uint16_t number = 0;
+    bool outgoing = true;
+    bool broken = false;
+    trace::TrackId track = 0;
+    Landing landing{Landing::Where::nowhere, 0, 0};
+    std::vector<std::byte> scratch;
+    std::unique_ptr<Early> early;
+  };
+  struct Resend {
+    transport::ChunkHeader header;
+    std::vector<std::byte> payload;
+  };
+  struct Peer {
+    bool wanted = false;
+    std::vector<uint32_t> out;  // slots
+    size_t next = 0;
+    schedule::Dispatch dispatch;
+    std::deque<uint64_t> resend;  // tokens
+    std::optional<Nanos> down_since;
+  };
+  struct Signature {
+    uint8_t collective, type, op;
+    uint16_t root;
+    uint64_t elements;
+    friend bool operator==(const Signature&, const Signature&) = default;
+  };
 
-  bool take(uint16_t lane, transport::OutgoingChunk& out) override;
-  void sent(uint16_t lane, const transport::ChunkHeader& header, transport::Moment when) override;
-  Result<transport::Landing> arriving(uint16_t lane, const transport::ChunkHeader& header) override;
-  Result<void> arrived(uint16_t lane, const transport::ChunkHeader& header,
-                       transport::Moment when) override;
+  bool take(uint32_t lane, transport::OutgoingChunk& out) override;
+  void sent(uint32_t lane, const transport::ChunkHeader& header, uint64_t token,
+            transport::Moment when) override;
+  void settled(uint32_t lane, const transport::ChunkHeader& header, uint64_t token) override;
+  Result<transport::Landing> arriving(uint32_t lane, const transport::ChunkHeader& header,
+                                      bool in_place) override;
+  Result<void> arrived(uint32_t lane, const transport::ChunkHeader& header,
+                       const std::byte* payload, transport::Moment when) override;
 
-  bool is_landing(const transport::ChunkHeader& header) const;
-  Result<schedule::ChunkRange> check(const Running& running,
-                                     const transport::ChunkHeader& header) const;
-  void absorb(Running& running, const transport::ChunkHeader& header,
-              const std::byte* reduced_from);
+  // engine.cc: operations
+  uint32_t global(const Operation& operation, uint32_t member) const;
+  static Signature signature_of(const Running& running, uint32_t peer, bool outgoing);
+  Result<uint32_t> check(const Running& running, uint32_t peer,
+                         const transport::ChunkHeader& header) const;
+  Error mismatch(uint32_t peer, const transport::ChunkHeader& header, const Signature& own) const;
+  static const Buffer& space_of(const Running& running, schedule::Space space);
+  void prepare_memory(Running& running);
+  void take_in(Running& running, uint32_t receive, const std::byte* data);
+  void apply(Running& running, uint32_t receive, const std::byte* data);
   Result<void> absorb_early(Running& running, const Early& early);
-  void offer(const Running& running, schedule::ChunkId id);
+  void offer(Running& running, uint32_t send);
   void finish_if_done(Running& running);
-  void record_chunk(trace::Shape shape, uint16_t lane, const transport::ChunkHeader& header,
+  void record_chunk(trace::Shape shape, const Slot& slot, const transport::ChunkHeader& header,
                     transport::Moment when);
-  uint16_t lane_count() const { return static_cast<uint16_t>(out_.size()); }
+  bool lands_elsewhere(uint32_t lane, Key key, uint32_t receive) const;
+
+  // peers.cc: lanes
+  void open_lanes(uint32_t rank);
+  uint32_t add_lane(bool outgoing, Rank peer, uint16_t number,
+                    std::unique_ptr<transport::Socket> socket,
+                    std::shared_ptr<transport::shm::Segment> shared);
+  void broke(uint32_t lane, Error error);
+  void reap(Nanos now);
+  bool serve(Peer& peer);
 
   // Lanes stamp with the clock of the trace.
   struct RecorderClock final : Clock {
@@ -148,29 +237,31 @@ class Engine final : private transport::ChunkHandler {
   };
 
   Options options_;
+  transport::Mesh& mesh_;
   capture::Recorder& recorder_;
   RecorderClock clock_;
   OnLost on_lost_;
-  uint32_t next_rank_;
-  uint32_t previous_rank_;
-  std::vector<std::unique_ptr<transport::Lane>> out_;  // lane numbers 0 to N-1
-  std::vector<std::unique_ptr<transport::Lane>> in_;   // N to 2N-1
-  std::vector<trace::TrackId> tracks_;                 // by lane number
+  std::unique_ptr<transport::Links> links_;
+  schedule::Programs programs_;
+  std::vector<Peer> peers_;  // by rank
+  std::vector<Slot> slots_;  // a lane's index
+  std::vector<uint32_t> broken_;
+  bool halted_ = false;
   trace::TrackId operation_track_ = 0;
   std::vector<trace::NameId> tcp_names_;
-  std::unordered_map<uint32_t, Running> running_;
-  std::vector<uint32_t> finished_;
-  std::unordered_map<uint32_t, std::vector<Early>> early_;
+  std::unordered_map<Key, Running> running_;
+  std::vector<Key> finished_;
+  // What has ended, for a while: its chunks may come again, or be meant for something else.
+  std::unordered_map<Key, Signature> ended_;
+  std::deque<Key> ended_order_;
+  std::unordered_map<Key, std::vector<Early>> early_;
   uint64_t early_bytes_ = 0;
-  std::vector<std::vector<std::byte>> scratch_;        // by incoming lane
-  std::vector<std::unique_ptr<Early>> landing_early_;  // by incoming lane: payload on its way in
-  struct Place {
-    uint32_t operation;
-    schedule::ChunkId id;
-  };
-  std::vector<std::optional<Place>> landing_;  // by incoming lane: chunk of a running operation
-  schedule::Dispatch dispatch_;
-  size_t next_lane_ = 0;
+  bool paused_any_ = false;
+  std::unordered_map<uint64_t, Resend> resends_;  // by token
+  uint64_t next_resend_ = 0;
+  std::vector<std::vector<std::byte>> spare_;  // temporaries to use again
+  std::vector<uint32_t> ready_sends_, ready_receives_;
+  size_t next_peer_ = 0;
   bool more_to_send_ = false;
   uint64_t next_message_;
   Nanos last_change_;

@@ -1,287 +1,475 @@
+// Operations: from their start, chunk by chunk, to their end.
 #include <algorithm>
-#include <array>
 #include <cstring>
 
-#include "weft/collective.h"
+#include "keys.h"
 
 namespace weft::collective {
 
-using schedule::ChunkId;
-using schedule::ChunkRange;
+using schedule::Collective;
+using schedule::Receive;
+using schedule::Send;
+using schedule::Space;
 using transport::ChunkHeader;
-using transport::Landing;
 using transport::Moment;
 using transport::OutgoingChunk;
 
 namespace {
 
-constexpr size_t kRoundsPerPoll = 4;
+constexpr size_t kEnded = 4096;  // operations that are remembered after their end
 
-constexpr std::array<const char*, 5> kTcpFields = {
-    "round_trip_us", "congestion_window", "retransmitted", "unsent_bytes", "delivery_bytes_per_s"};
+std::string describe(uint8_t collective, uint8_t type, uint8_t op, uint16_t root,
+                     uint64_t elements) {
+  auto what = static_cast<Collective>(collective);
+  std::string out =
+      text("%s of %llu %s", schedule::name_of(what), static_cast<unsigned long long>(elements),
+           reduce::name_of(static_cast<reduce::Type>(type)));
+  if (what == Collective::all_reduce || what == Collective::reduce_scatter ||
+      what == Collective::reduce)
+    out += text(" (%s)", reduce::name_of(static_cast<reduce::Op>(op)));
+  if (what == Collective::broadcast || what == Collective::reduce || what == Collective::gather ||
+      what == Collective::scatter)
+    out += text(" with root %u", unsigned{root});
+  return out;
+}
 
-ChunkId id_of(const ChunkHeader& header) { return {header.step, header.chunk}; }
+bool has_op(Collective collective) {
+  return collective == Collective::all_reduce || collective == Collective::reduce_scatter ||
+         collective == Collective::reduce;
+}
 
-std::string signature(uint8_t collective, uint64_t elements, uint32_t root) {
-  return text("%s of %llu elements%s",
-              schedule::name_of(static_cast<schedule::Collective>(collective)),
-              static_cast<unsigned long long>(elements),
-              collective == static_cast<uint8_t>(schedule::Collective::broadcast)
-                  ? text(" from rank %u", root).c_str()
-                  : "");
+// Calls f(a's memory, b's memory, bytes) for stretches that are contiguous in both.
+template <typename F>
+void both(const Buffer& a, uint64_t first_a, const Buffer& b, uint64_t first_b, uint64_t count,
+          F&& f) {
+  a.slice(first_a, count, [&](std::span<std::byte> part) {
+    std::byte* at = part.data();
+    b.slice(first_b, part.size(), [&](std::span<std::byte> other) {
+      f(at, other.data(), other.size());
+      at += other.size();
+    });
+    first_b += part.size();
+  });
 }
 
 }  // namespace
 
-Engine::Engine(const Options& options, transport::Reactor& reactor, std::vector<Fd> lanes_out,
-               std::vector<Fd> lanes_in, capture::Recorder& recorder, OnLost on_lost)
-    : options_(options),
-      recorder_(recorder),
-      clock_(recorder),
-      on_lost_(std::move(on_lost)),
-      next_rank_((options.rank.index + 1) % options.ranks),
-      previous_rank_((options.rank.index + options.ranks - 1) % options.ranks),
-      // Ranks number their messages in ranges of their own; 0 stays free for "none".
-      next_message_((uint64_t{options.rank.index} + 1) << 40),
-      last_change_(monotonic_clock().now()) {
-  operation_track_ =
-      recorder_.track({trace::TrackType::stream, "operations", trace::kNone16, trace::kNone16});
-  transport::ChunkHandler& handler = *this;
-  size_t count = lanes_out.size();
-  WEFT_CHECK(lanes_in.size() == count);
-  scratch_.resize(count);
-  landing_early_.resize(count);
-  landing_.resize(count);
-  uint32_t unsent = cost::unsent_limit(options.chunk_elements * schedule::kElementBytes);
-  auto open = [&](std::vector<Fd>& sockets, size_t first, uint32_t peer, trace::TrackType type,
-                  const char* format, std::vector<std::unique_ptr<transport::Lane>>& lanes) {
-    for (size_t i = 0; i < count; ++i) {
-      tracks_.push_back(recorder_.track({type, text(format, static_cast<unsigned>(i), peer),
-                                         static_cast<uint16_t>(i), static_cast<uint16_t>(peer)}));
-      lanes.push_back(std::make_unique<transport::Lane>(
-          reactor, std::move(sockets[i]), static_cast<uint16_t>(first + i), handler, clock_, unsent,
-          [this, peer](uint16_t, Error error) { on_lost_({peer}, std::move(error)); }));
-    }
-  };
-  open(lanes_out, 0, next_rank_, trace::TrackType::lane_out, "lane %u to rank %u", out_);
-  open(lanes_in, count, previous_rank_, trace::TrackType::lane_in, "lane %u from rank %u", in_);
-  for (const char* field : kTcpFields) tcp_names_.push_back(recorder_.name(field));
+Key key_of(const Operation& operation) {
+  if (operation.shape.collective == Collective::point_to_point) {
+    uint32_t peer =
+        operation.members ? (*operation.members)[operation.shape.root] : operation.shape.root;
+    return pair_key(peer, operation.shape.sends, operation.number);
+  }
+  return (Key{operation.group & 0x7fffffffu} << 32) | operation.number;
 }
 
-Engine::~Engine() = default;
+uint32_t Engine::global(const Operation& operation, uint32_t member) const {
+  return operation.members ? (*operation.members)[member] : member;
+}
+
+const Buffer& Engine::space_of(const Running& running, Space space) {
+  switch (space) {
+    case Space::input: return running.operation.input;
+    case Space::output: return running.operation.output;
+    case Space::temporary: break;
+  }
+  return running.temporary_buffer;
+}
+
+// What an operation needs beside its data: nothing for the most usual ones.
+void Engine::prepare_memory(Running& running) {
+  const schedule::Program& program = running.steps.program();
+  Operation& operation = running.operation;
+  size_t size = reduce::size_of(operation.type);
+  if (uint64_t elements = program.temporary_elements(); elements > 0) {
+    if (!spare_.empty()) {
+      running.temporary = std::move(spare_.back());
+      spare_.pop_back();
+    }
+    if (running.temporary.size() < elements * size) running.temporary.resize(elements * size);
+    running.temporary_buffer.add(std::span(running.temporary).first(elements * size));
+  }
+  running.wide.resize(program.wide_elements());
+  if (program.in_place() || operation.input.bytes() == 0) return;
+  const std::byte *from = nullptr, *to = nullptr;
+  operation.input.slice(0, 1, [&](std::span<std::byte> part) { from = part.data(); });
+  operation.output.slice(0, std::min<uint64_t>(1, operation.output.bytes()),
+                         [&](std::span<std::byte> part) { to = part.data(); });
+  if (from != to) return;
+  running.input_copy.resize(operation.input.bytes());
+  std::byte* at = running.input_copy.data();
+  operation.input.slice(0, operation.input.bytes(), [&](std::span<std::byte> part) {
+    std::memcpy(at, part.data(), part.size());
+    at += part.size();
+  });
+  operation.input = Buffer();
+  operation.input.add(running.input_copy);
+}
 
 void Engine::start(Operation operation) {
-  WEFT_CHECK(!running_.contains(operation.number));
-  uint64_t elements = operation.buffer.elements();
-  uint32_t number = operation.number;
-  schedule::RingSteps steps(operation.collective, options_.rank, options_.ranks, elements,
-                            options_.chunk_elements, operation.root);
-  auto [place, inserted] =
-      running_.emplace(number, Running{std::move(operation), std::move(steps), recorder_.now()});
+  Key key = key_of(operation);
+  WEFT_CHECK(!running_.contains(key));
+  size_t size = reduce::size_of(operation.type);
+  operation.shape.chunk_elements = std::max<uint64_t>(1, options_.chunk_bytes / size);
+  schedule::Steps steps(programs_.get(operation.shape));
+  auto [place, inserted] = running_.emplace(
+      key,
+      Running{std::move(operation), std::move(steps), recorder_.now(), 0, 0, {}, {}, {}, {}, {}});
   Running& running = place->second;
-  running.bytes_total = elements * schedule::kElementBytes;
-  last_change_ = monotonic_clock().now();
-  for (ChunkId id : running.steps.start()) offer(running, id);
+  const schedule::Program& program = running.steps.program();
+  for (const Receive& receive : program.receives()) running.bytes_total += receive.elements * size;
+  last_change_ = mesh_.network->clock().now();
+  prepare_memory(running);
+  for (const schedule::Copy& copy : program.copies())
+    both(running.operation.output, copy.to * size, running.operation.input, copy.from * size,
+         copy.elements * size, [](std::byte* to, const std::byte* from, size_t bytes) {
+           if (to != from) std::memmove(to, from, bytes);
+         });
+  ready_sends_.clear();
+  running.steps.start(ready_sends_);
+  for (uint32_t send : ready_sends_) offer(running, send);
 
-  if (auto waiting = early_.find(number); waiting != early_.end()) {
+  if (auto waiting = early_.find(key); waiting != early_.end()) {
     std::vector<Early> chunks = std::move(waiting->second);
     early_.erase(waiting);
     for (const Early& chunk : chunks)
       if (auto taken = absorb_early(running, chunk); !taken) {
-        on_lost_({previous_rank_}, std::move(taken).error());
+        on_lost_({slots_[chunk.lane].peer}, std::move(taken).error());
         return;
       }
   }
-  for (auto& lane : in_) lane->resume();
+  if (std::exchange(paused_any_, false))
+    for (Slot& slot : slots_)
+      if (slot.lane && !slot.outgoing) slot.lane->resume();
   finish_if_done(running);
 }
 
-void Engine::halt() {
-  more_to_send_ = false;
-  for (auto* lanes : {&out_, &in_})
-    for (auto& lane : *lanes) lane->halt();
+void Engine::offer(Running& running, uint32_t send) {
+  const Send& what = running.steps.program().sends()[send];
+  uint32_t rank = global(running.operation, what.peer);
+  open_lanes(rank);
+  peers_[rank].dispatch.push(
+      {running.operation.priority, key_of(running.operation), send, what.id});
 }
 
-std::vector<uint32_t> Engine::poll() {
-  // Round and round over the lanes, a chunk each, until the chunks or the room are used up. A few
-  // rounds at most: on a fast path there is always room, and what arrives must not wait for it.
-  size_t refused = 0, turns = kRoundsPerPoll * out_.size();
-  while (!dispatch_.empty() && refused < out_.size() && turns-- > 0) {
-    bool took = out_[next_lane_]->send_one();
-    refused = took ? 0 : refused + 1;
-    next_lane_ = (next_lane_ + 1) % out_.size();
+// ---- sending -----------------------------------------------------------------------------
+
+bool Engine::take(uint32_t lane, OutgoingChunk& out) {
+  Slot& slot = slots_[lane];
+  if (!slot.outgoing) return false;
+  Peer& to = peers_[slot.peer];
+  if (!to.resend.empty()) {
+    uint64_t token = to.resend.front();
+    to.resend.pop_front();
+    Resend& again = resends_.at(token);
+    out.header = again.header;
+    out.token = token;
+    out.payload.push_back(again.payload);
+    return true;
   }
-  more_to_send_ = !dispatch_.empty() && refused < out_.size();
-  for (uint32_t number : finished_) running_.erase(number);
-  return std::exchange(finished_, {});
-}
-
-void Engine::offer(const Running& running, ChunkId id) {
-  dispatch_.push({running.operation.priority, running.operation.number, id});
-}
-
-bool Engine::take(uint16_t lane, OutgoingChunk& out) {
-  if (lane >= lane_count()) return false;
-  auto entry = dispatch_.pop();
+  auto entry = to.dispatch.pop();
   if (!entry) return false;
   Running& running = running_.at(entry->operation);
-  ChunkRange range = running.steps.outgoing(entry->id);
+  const Operation& operation = running.operation;
+  const Send& send = running.steps.program().sends()[entry->send];
+  size_t size = reduce::size_of(operation.type);
+  Signature signature = signature_of(running, send.peer, true);
   ChunkHeader& header = out.header;
   header = {};
-  header.collective = static_cast<uint8_t>(running.operation.collective);
-  header.step = entry->id.step;
-  header.operation = entry->operation;
-  header.chunk = entry->id.chunk;
-  header.elements = running.operation.buffer.elements();
-  header.first = range.first;
-  header.length = static_cast<uint32_t>(range.elements * schedule::kElementBytes);
-  header.root = running.operation.root.index;
+  header.collective = signature.collective;
+  header.type = signature.type;
+  header.op = signature.op;
+  header.root = signature.root;
+  header.elements = signature.elements;
+  header.group = operation.group;
+  header.operation = operation.number;
+  header.step = send.id.step;
+  header.chunk = send.id.chunk;
+  header.first = send.offset;
+  header.length = static_cast<uint32_t>(send.elements * size);
   header.message = next_message_++;
-  running.operation.buffer.slice(range.first, range.elements, [&](std::span<float> part) {
-    out.payload.push_back(std::as_bytes(part));
-  });
+  out.token = entry->send;
+  space_of(running, send.space)
+      .slice(send.first * size, send.elements * size,
+             [&](std::span<std::byte> part) { out.payload.push_back(part); });
   return true;
 }
 
-void Engine::sent(uint16_t lane, const ChunkHeader& header, Moment when) {
-  last_change_ = monotonic_clock().now();
-  record_chunk(trace::Shape::send, lane, header, when);
-  Running& running = running_.at(header.operation);
-  running.steps.sent(id_of(header));
-  finish_if_done(running);
+void Engine::sent(uint32_t lane, const ChunkHeader& header, uint64_t, Moment when) {
+  last_change_ = mesh_.network->clock().now();
+  record_chunk(trace::Shape::send, slots_[lane], header, when);
 }
 
-// What a peer sends must be what this rank expects of that operation, to the letter.
-Result<ChunkRange> Engine::check(const Running& running, const ChunkHeader& header) const {
+void Engine::settled(uint32_t lane, const ChunkHeader& header, uint64_t token) {
+  if ((token & kResent) != 0) {
+    resends_.erase(token);
+    return;
+  }
+  auto found = running_.find(chunk_key(header, slots_[lane].peer, true));
+  if (found == running_.end()) return;
+  found->second.steps.sent(static_cast<uint32_t>(token));
+  finish_if_done(found->second);
+}
+
+// ---- receiving ---------------------------------------------------------------------------
+
+// Both sides of a message must agree on these. Where ranks have different totals, the total is
+// that of the message between the two.
+Engine::Signature Engine::signature_of(const Running& running, uint32_t peer, bool outgoing) {
   const Operation& operation = running.operation;
-  auto collective = static_cast<uint8_t>(operation.collective);
-  if (header.collective != collective || header.elements != operation.buffer.elements() ||
-      header.root != operation.root.index)
-    return error(Code::invalid_argument,
-                 "operation %u is %s on rank %u, but %s on rank %u: all ranks must call the same",
-                 header.operation,
-                 signature(header.collective, header.elements, header.root).c_str(), previous_rank_,
-                 signature(collective, operation.buffer.elements(), operation.root.index).c_str(),
-                 options_.rank.index);
-  WEFT_ASSIGN(ChunkRange range, running.steps.arriving(id_of(header)));
-  if (is_landing(header))
-    return error(Code::corrupt, "operation %u: chunk %u of step %u comes on two lanes at once",
-                 header.operation, header.chunk, unsigned{header.step});
-  if (header.first != range.first || header.length != range.elements * schedule::kElementBytes)
+  const schedule::Shape& shape = operation.shape;
+  Signature out{static_cast<uint8_t>(shape.collective), static_cast<uint8_t>(operation.type),
+                has_op(shape.collective) ? static_cast<uint8_t>(operation.op) : uint8_t{0},
+                static_cast<uint16_t>(shape.root), shape.elements};
+  if (shape.collective == Collective::all_to_all && !shape.counts.empty())
+    out.elements = (outgoing ? shape.counts : shape.receive_counts)[peer];
+  if (shape.collective == Collective::point_to_point) out.root = 0;
+  return out;
+}
+
+Error Engine::mismatch(uint32_t peer, const ChunkHeader& header, const Signature& own) const {
+  return error(
+      Code::invalid_argument,
+      "operation %u is %s on rank %u, but %s on rank %u: all ranks must call the same",
+      header.operation & 0x7fffffffu,
+      describe(header.collective, header.type, header.op, header.root, header.elements).c_str(),
+      peer, describe(own.collective, own.type, own.op, own.root, own.elements).c_str(),
+      mesh_.rank.index);
+}
+
+// What a peer sends must be what this rank expects of that operation, to the letter. The index of
+// the receive that it is.
+Result<uint32_t> Engine::check(const Running& running, uint32_t peer,
+                               const ChunkHeader& header) const {
+  const Operation& operation = running.operation;
+  uint32_t member = peer;
+  if (operation.members) {
+    const std::vector<uint32_t>& members = *operation.members;
+    auto found = std::find(members.begin(), members.end(), peer);
+    if (found == members.end())
+      return error(Code::corrupt, "operation %u: rank %u is not in its group", header.operation,
+                   peer);
+    member = static_cast<uint32_t>(found - members.begin());
+  }
+  Signature own = signature_of(running, member, false);
+  Signature theirs{header.collective, header.type, header.op, header.root, header.elements};
+  if (theirs != own) return mismatch(peer, header, own);
+  auto receive = running.steps.program().find(member, {header.step, header.chunk});
+  if (!receive)
+    return error(Code::corrupt, "operation %u: chunk %u of step %u is not due from rank %u",
+                 header.operation, header.chunk, unsigned{header.step}, peer);
+  const Receive& expected = running.steps.program().receives()[*receive];
+  if (header.first != expected.offset ||
+      header.length != expected.elements * reduce::size_of(operation.type))
     return error(Code::corrupt, "operation %u: chunk %u of step %u is not cut as it is here",
                  header.operation, header.chunk, unsigned{header.step});
-  return range;
+  return *receive;
 }
 
-// Whether a lane is receiving this chunk into its place right now.
-bool Engine::is_landing(const ChunkHeader& header) const {
-  return std::any_of(landing_.begin(), landing_.end(), [&](const std::optional<Place>& place) {
-    return place && place->operation == header.operation && place->id == id_of(header);
-  });
+// Whether another lane is receiving this chunk right now: it was sent again.
+bool Engine::lands_elsewhere(uint32_t lane, Key key, uint32_t receive) const {
+  for (uint32_t i = 0; i < slots_.size(); ++i) {
+    const Landing& landing = slots_[i].landing;
+    if (i != lane && landing.where == Landing::Where::destination && landing.key == key &&
+        landing.receive == receive)
+      return true;
+  }
+  return false;
 }
 
-Result<Landing> Engine::arriving(uint16_t lane, const ChunkHeader& header) {
-  if (lane < lane_count()) return error(Code::corrupt, "data on a lane that only sends");
-  size_t in_lane = lane - lane_count();
-  auto found = running_.find(header.operation);
+Result<transport::Landing> Engine::arriving(uint32_t lane, const ChunkHeader& header,
+                                            bool in_place) {
+  Slot& slot = slots_[lane];
+  if (slot.outgoing) return error(Code::corrupt, "data on a lane that only sends");
+  Key key = chunk_key(header, slot.peer, false);
+  auto to_scratch = [&] {
+    if (in_place) return transport::Landing{false, true, {}};
+    if (slot.scratch.size() < header.length) slot.scratch.resize(header.length);
+    return transport::Landing{false, false, {std::span(slot.scratch).first(header.length)}};
+  };
+  auto found = running_.find(key);
   if (found == running_.end()) {
+    if (auto ended = ended_.find(key); ended != ended_.end()) {
+      Signature theirs{header.collective, header.type, header.op, header.root, header.elements};
+      // Where each pair has its own total, that of this pair is not known any more.
+      if (header.collective == static_cast<uint8_t>(Collective::all_to_all))
+        theirs.elements = ended->second.elements;
+      if (theirs != ended->second) return mismatch(slot.peer, header, ended->second);
+      slot.landing = {Landing::Where::discard, key, 0};
+      return to_scratch();
+    }
     // Not started here yet: keep it aside, unless that would be too much.
-    if (early_bytes_ + header.length > options_.early_bytes_limit && early_bytes_ > 0)
-      return Landing{true, {}};
-    auto early = std::make_unique<Early>();
-    early->payload.resize(header.length);
+    if (early_bytes_ + header.length > options_.early_bytes_limit && early_bytes_ > 0) {
+      paused_any_ = true;
+      return transport::Landing{true, false, {}};
+    }
+    slot.early = std::make_unique<Early>();
+    slot.early->payload.resize(header.length);
     early_bytes_ += header.length;
-    Landing landing{false, {std::span(early->payload)}};
-    landing_early_[in_lane] = std::move(early);
-    return landing;
+    slot.landing = {Landing::Where::early, key, 0};
+    return transport::Landing{false, false, {std::span(slot.early->payload)}};
   }
-  WEFT_ASSIGN(ChunkRange range, check(found->second, header));
-  landing_[in_lane] = Place{header.operation, id_of(header)};
-  if (range.reduce) {
-    std::vector<std::byte>& scratch = scratch_[in_lane];
-    scratch.resize(std::max<size_t>(scratch.size(), header.length));
-    return Landing{false, {std::span(scratch).first(header.length)}};
+  Running& running = found->second;
+  WEFT_ASSIGN(uint32_t index, check(running, slot.peer, header));
+  if (!running.steps.is_due(index)) {
+    slot.landing = {Landing::Where::discard, key, index};
+    return to_scratch();
   }
-  Landing landing;
-  found->second.operation.buffer.slice(range.first, range.elements, [&](std::span<float> part) {
-    landing.payload.push_back(std::as_writable_bytes(part));
-  });
+  const Receive& receive = running.steps.program().receives()[index];
+  bool straight = !receive.combine && !in_place && running.steps.may_apply(index) &&
+                  !lands_elsewhere(lane, key, index);
+  slot.landing = {straight ? Landing::Where::destination : Landing::Where::scratch, key, index};
+  if (!straight) return to_scratch();
+  transport::Landing landing;
+  size_t size = reduce::size_of(running.operation.type);
+  space_of(running, receive.space)
+      .slice(receive.first * size, receive.elements * size,
+             [&](std::span<std::byte> part) { landing.payload.push_back(part); });
   return landing;
 }
 
-Result<void> Engine::arrived(uint16_t lane, const ChunkHeader& header, Moment when) {
-  last_change_ = monotonic_clock().now();
-  size_t in_lane = lane - lane_count();
-  auto found = running_.find(header.operation);
-  if (std::unique_ptr<Early> early = std::move(landing_early_[in_lane])) {
+Result<void> Engine::arrived(uint32_t lane, const ChunkHeader& header, const std::byte* payload,
+                             Moment when) {
+  last_change_ = mesh_.network->clock().now();
+  Slot& slot = slots_[lane];
+  Landing landing = std::exchange(slot.landing, Landing{Landing::Where::nowhere, 0, 0});
+  if (landing.where == Landing::Where::discard) return {};
+  auto found = running_.find(landing.key);
+  if (landing.where == Landing::Where::early) {
+    std::unique_ptr<Early> early = std::move(slot.early);
     early->lane = lane;
     early->header = header;
     early->when = when;
     // Perhaps its operation was started while the payload was on its way.
     if (found != running_.end()) return absorb_early(found->second, *early);
-    early_[header.operation].push_back(std::move(*early));
+    early_[landing.key].push_back(std::move(*early));
     return {};
   }
-  // arriving() lets a chunk in once, so its operation cannot have ended without it.
-  landing_[in_lane].reset();
-  WEFT_CHECK(found != running_.end());
-  record_chunk(trace::Shape::receive, lane, header, when);
-  absorb(found->second, header, scratch_[in_lane].data());
+  // Sent again over another lane, it may have been taken meanwhile, and its operation be over.
+  if (found == running_.end() || !found->second.steps.is_due(landing.receive)) return {};
+  record_chunk(trace::Shape::receive, slot, header, when);
+  const std::byte* data = payload != nullptr ? payload : slot.scratch.data();
+  take_in(found->second, landing.receive,
+          landing.where == Landing::Where::destination ? nullptr : data);
   return {};
 }
 
 Result<void> Engine::absorb_early(Running& running, const Early& early) {
   early_bytes_ -= early.payload.size();
-  WEFT_ASSIGN(ChunkRange range, check(running, early.header));
-  if (!range.reduce) {
-    const std::byte* from = early.payload.data();
-    running.operation.buffer.slice(range.first, range.elements, [&](std::span<float> part) {
-      std::memcpy(part.data(), from, part.size_bytes());
-      from += part.size_bytes();
-    });
-  }
-  record_chunk(trace::Shape::receive, early.lane, early.header, early.when);
-  absorb(running, early.header, early.payload.data());
+  Slot& slot = slots_[early.lane];
+  WEFT_ASSIGN(uint32_t receive, check(running, slot.peer, early.header));
+  if (!running.steps.is_due(receive)) return {};
+  record_chunk(trace::Shape::receive, slot, early.header, early.when);
+  take_in(running, receive, early.payload.data());
   return {};
 }
 
-// The chunk is here and sound; what must be added comes from `reduced_from`.
-void Engine::absorb(Running& running, const ChunkHeader& header, const std::byte* reduced_from) {
-  ChunkRange range = *running.steps.arriving(id_of(header));
-  if (range.reduce) {
-    const auto* from = reinterpret_cast<const float*>(reduced_from);
-    running.operation.buffer.slice(range.first, range.elements, [&](std::span<float> part) {
-      add_to(part, from);
-      from += part.size();
+// The chunk is here and sound: `data`, or in its place already when that is null.
+void Engine::take_in(Running& running, uint32_t receive, const std::byte* data) {
+  size_t size = reduce::size_of(running.operation.type);
+  uint64_t bytes = running.steps.program().receives()[receive].elements * size;
+  running.bytes_done += bytes;
+  if (!running.steps.take(receive)) {
+    WEFT_CHECK(data != nullptr);
+    running.held[receive].assign(data, data + bytes);
+    return;
+  }
+  apply(running, receive, data);
+  // What it allows may allow more.
+  std::vector<uint32_t> next = std::exchange(ready_receives_, {});
+  while (!next.empty()) {
+    uint32_t one = next.back();
+    next.pop_back();
+    auto held = running.held.extract(one);
+    WEFT_CHECK(!held.empty());
+    apply(running, one, held.mapped().data());
+    next.insert(next.end(), ready_receives_.begin(), ready_receives_.end());
+    ready_receives_.clear();
+  }
+  finish_if_done(running);
+}
+
+void Engine::apply(Running& running, uint32_t index, const std::byte* data) {
+  const Receive& receive = running.steps.program().receives()[index];
+  const Operation& operation = running.operation;
+  size_t size = reduce::size_of(operation.type);
+  uint64_t bytes = receive.elements * size;
+  const Buffer& to = space_of(running, receive.space);
+  if (receive.wide) {
+    float* sums = running.wide.data() + receive.wide_at;
+    if (receive.wide_opens) {
+      float* at = sums;
+      space_of(running, receive.with)
+          .slice(receive.with_first * size, bytes, [&](std::span<std::byte> part) {
+            reduce::widen(operation.type, at, part.data(), part.size() / size);
+            at += part.size() / size;
+          });
+    }
+    reduce::accumulate(operation.op, operation.type, sums, data, receive.elements);
+    if (receive.wide_closes) {
+      reduce::finish(operation.op, reduce::Type::float32, sums, receive.elements,
+                     operation.shape.ranks);
+      to.slice(receive.first * size, bytes, [&](std::span<std::byte> part) {
+        reduce::narrow(operation.type, part.data(), sums, part.size() / size);
+        sums += part.size() / size;
+      });
+    }
+  } else if (receive.combine) {
+    both(to, receive.first * size, space_of(running, receive.with), receive.with_first * size,
+         bytes, [&](std::byte* out, const std::byte* own, size_t count) {
+           const std::byte* first = receive.received_first ? data : own;
+           const std::byte* second = receive.received_first ? own : data;
+           reduce::combine(operation.op, operation.type, out, first, second, count / size);
+           data += count;
+         });
+  } else if (data != nullptr) {
+    to.slice(receive.first * size, bytes, [&](std::span<std::byte> part) {
+      std::memcpy(part.data(), data, part.size());
+      data += part.size();
     });
   }
-  running.bytes_done += header.length;
-  if (auto next = running.steps.received(id_of(header))) offer(running, *next);
-  finish_if_done(running);
+  ready_sends_.clear();
+  running.steps.applied(index, ready_sends_, ready_receives_);
+  for (uint32_t send : ready_sends_) offer(running, send);
 }
 
 void Engine::finish_if_done(Running& running) {
   if (!running.steps.finished()) return;
-  uint32_t number = running.operation.number;
+  Operation& operation = running.operation;
+  Key key = key_of(operation);
   // A zero-length operation may be found finished twice in one turn.
-  if (std::find(finished_.begin(), finished_.end(), number) != finished_.end()) return;
-  finished_.push_back(number);
+  if (std::find(finished_.begin(), finished_.end(), key) != finished_.end()) return;
+  finished_.push_back(key);
+  if (has_op(operation.shape.collective) && !operation.shape.wide)
+    operation.output.slice(0, operation.output.bytes(), [&](std::span<std::byte> part) {
+      reduce::finish(operation.op, operation.type, part.data(),
+                     part.size() / reduce::size_of(operation.type), operation.shape.ranks);
+    });
+  if (!running.temporary.empty() && spare_.size() < 4)
+    spare_.push_back(std::move(running.temporary));
+  ended_[key] = signature_of(running, 0, false);
+  ended_order_.push_back(key);
+  if (ended_order_.size() > kEnded) {
+    ended_.erase(ended_order_.front());
+    ended_order_.pop_front();
+  }
   trace::Event event;
   event.start_ns = running.since.count;
   event.duration_ns = (recorder_.now() - running.since).count;
-  event.bytes = running.bytes_total;
-  event.operation = number;
-  event.iteration = running.operation.iteration;
-  event.bucket = running.operation.bucket;
-  event.partition = running.operation.partition;
+  event.bytes = operation.shape.elements * reduce::size_of(operation.type);
+  event.operation = operation.number;
+  event.iteration = operation.iteration;
+  event.bucket = operation.bucket;
+  event.partition = operation.partition;
   event.track = operation_track_;
   event.shape = trace::Shape::span;
-  event.kind = running.operation.kind;
+  event.kind = operation.kind;
   recorder_.record(event);
 }
 
-void Engine::record_chunk(trace::Shape shape, uint16_t lane, const ChunkHeader& header,
+void Engine::record_chunk(trace::Shape shape, const Slot& slot, const ChunkHeader& header,
                           Moment when) {
+  if (!recorder_.on()) return;
   trace::Event event;
   event.start_ns = when.first.count;
   event.duration_ns = (when.last - when.first).count;
@@ -290,12 +478,13 @@ void Engine::record_chunk(trace::Shape shape, uint16_t lane, const ChunkHeader& 
   event.operation = header.operation;
   event.chunk = header.chunk;
   event.step = header.step;
-  event.track = tracks_[lane];
-  event.lane = static_cast<uint16_t>(lane % lane_count());
-  event.peer = static_cast<uint16_t>(shape == trace::Shape::send ? next_rank_ : previous_rank_);
+  event.track = slot.track;
+  event.lane = slot.number;
+  event.peer = static_cast<uint16_t>(slot.peer);
   event.shape = shape;
   event.kind = trace::Kind::chunk;
-  if (auto found = running_.find(header.operation); found != running_.end()) {
+  auto found = running_.find(chunk_key(header, slot.peer, shape == trace::Shape::send));
+  if (found != running_.end()) {
     event.iteration = found->second.operation.iteration;
     event.bucket = found->second.operation.bucket;
     event.partition = found->second.operation.partition;
@@ -303,41 +492,37 @@ void Engine::record_chunk(trace::Shape shape, uint16_t lane, const ChunkHeader& 
   recorder_.record(event);
 }
 
-Progress Engine::progress() const {
-  Progress out;
-  out.last_change = last_change_;
-  for (const auto& [number, running] : running_) {
-    if (out.operations++ == 0 || number < out.oldest) {
-      out.oldest = number;
-      out.bytes_done = running.bytes_done;
-      out.bytes_total = running.bytes_total;
-    }
-    if (!running.steps.finished()) out.waits_for_previous = true;
+std::vector<Flight> Engine::flights() const {
+  std::vector<Flight> out;
+  for (const auto& [key, running] : running_) {
+    Flight flight;
+    flight.key = key;
+    flight.group = running.operation.group;
+    flight.number = running.operation.number;
+    flight.collective = running.operation.shape.collective;
+    flight.bytes_done = running.bytes_done;
+    flight.bytes_total = running.bytes_total;
+    flight.since = running.since;
+    if (auto member = running.steps.waits_for())
+      flight.waits_for = global(running.operation, *member);
+    Signature signature = signature_of(running, 0, false);
+    flight.signature = describe(signature.collective, signature.type, signature.op, signature.root,
+                                signature.elements);
+    out.push_back(std::move(flight));
   }
-  out.waits_for_next = !dispatch_.empty();
+  std::sort(out.begin(), out.end(),
+            [](const Flight& a, const Flight& b) { return a.since < b.since; });
   return out;
 }
 
-void Engine::record_tcp_info() {
-  for (size_t i = 0; i < out_.size(); ++i) {
-    auto info = out_[i]->tcp_info();
-    if (!info) continue;
-    std::array<uint64_t, kTcpFields.size()> values = {info->round_trip_us, info->congestion_window,
-                                                      info->retransmitted, info->unsent_bytes,
-                                                      info->delivery_bytes_per_s};
-    trace::Event event;
-    event.start_ns = recorder_.now().count;
-    event.shape = trace::Shape::counter;
-    event.kind = trace::Kind::tcp_info;
-    event.track = tracks_[i];
-    event.lane = static_cast<uint16_t>(i);
-    event.peer = static_cast<uint16_t>(next_rank_);
-    for (size_t field = 0; field < values.size(); ++field) {
-      event.name = tcp_names_[field];
-      event.duration_ns = static_cast<int64_t>(values[field]);
-      recorder_.record(event);
-    }
-  }
+Progress Engine::progress() const {
+  Progress out;
+  out.last_change = last_change_;
+  out.operations = running_.size();
+  if (out.operations > 0) out.oldest = flights().front();
+  for (uint32_t rank = 0; rank < peers_.size(); ++rank)
+    if (!peers_[rank].dispatch.empty()) out.cannot_send_to = rank;
+  return out;
 }
 
 }  // namespace weft::collective

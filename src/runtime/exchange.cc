@@ -53,14 +53,19 @@ Result<void> Exchange::ready(uint32_t tensor, uint64_t step) {
     std::lock_guard lock(group.mutex);
     if (group.failure) return *group.failure;
     WEFT_ASSIGN(bucket, impl_->readiness.ready(tensor, step));
-    if (bucket)
+    if (bucket) {
       group.commands.push_back([&group, b = *bucket, step] { group.bucket_ready(b, step); });
+      group.has_commands.store(true, std::memory_order_release);
+    }
   }
   event.layer = static_cast<uint16_t>(impl_->tensors[tensor].layer);
   event.bucket = impl_->layout.bucket_of[tensor];
   event.bytes = impl_->tensors[tensor].data.size_bytes();
   group.recorder.record(event);
-  if (bucket) group.mesh.reactor->wake();
+  if (bucket) {
+    group.call_back();
+    group.mesh.reactor->wake();
+  }
   return {};
 }
 
@@ -70,6 +75,11 @@ Result<void> Exchange::wait(uint32_t tensor, uint64_t step) {
                  impl_->tensors.size());
   Group::Impl& group = *impl_->group;
   Exchange::Impl::TensorState& state = impl_->states[tensor];
+  if (!group.options.progress_thread)
+    group.drive_until([&] {
+      std::lock_guard lock(group.mutex);
+      return state.steps_done > step;
+    });
   std::unique_lock lock(group.mutex);
   if (state.steps_done > step) return {};
   group.changed.wait(lock, [&] { return group.failure.has_value() || state.steps_done > step; });
@@ -102,17 +112,20 @@ Result<std::unique_ptr<Exchange>> Group::exchange(std::vector<Tensor> tensors) {
   if (root != own) {
     Error differs = error(Code::invalid_argument,
                           "%s differs: it registered other tensors than rank 0 (%zu here)",
-                          group.describe(group.options.rank).c_str(), tensors.size());
-    group.post([&group, differs] { group.fail(differs, group.options.rank); });
+                          group.describe(group.mesh.rank).c_str(), tensors.size());
+    group.post([&group, differs] { group.fail(differs, group.mesh.rank); });
     return differs;
   }
 
   auto made = std::make_shared<Exchange::Impl>(std::move(tensors), std::move(layout));
   made->group = &group;
+  for (const schedule::Piece& piece : made->layout.pieces)
+    made->algorithm_of.push_back(
+        schedule::algorithm_for(sized, piece.elements * schedule::kElementBytes, group.choice));
   made->track =
       group.recorder.track({trace::TrackType::thread, "framework", trace::kNone16, trace::kNone16});
   if (group.is_root())
-    made->admission = std::make_unique<schedule::Admission>(made->layout, group.options.ranks);
+    made->admission = std::make_unique<schedule::Admission>(made->layout, group.mesh.ranks);
   // The progress thread must know the exchange before any frame about it is handled, and any
   // rank may be first: a barrier behind the hand-over makes sure of it.
   group.post([&group, made] { group.exchange = made; });

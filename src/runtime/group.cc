@@ -1,4 +1,7 @@
+// The driver's turn: frames, operations of the exchange, and the public face of a group.
 #include "group.h"
+
+#include <unistd.h>
 
 #include <algorithm>
 
@@ -11,35 +14,104 @@ using transport::Unpacker;
 
 namespace {
 
-constexpr Nanos kTurn = Nanos::from_millis(20);
-constexpr Nanos kHeartbeat = Nanos::from_millis(250);
 constexpr Nanos kTcpInfo = Nanos::from_millis(100);
 constexpr Nanos kCheck = Nanos::from_millis(50);
-// A connection that ends may be the echo of another rank's failure, whose own words are on their
-// way: wait this long for them before blaming the one that closed it.
-constexpr Nanos kGrace = Nanos::from_millis(200);
+// Below this an operation is bound by latency rather than by the wire.
+constexpr uint64_t kSmall = 64u << 10;
 
 Code code_of(uint8_t raw) { return static_cast<Code>(std::clamp<uint8_t>(raw, 1, 8)); }
 
 }  // namespace
 
-Group::Impl::Impl(const Options& given, capture::Recorder& recorder_in, transport::Mesh mesh_in)
+Group::Impl::Impl(const Options& given, uint32_t epoch_in, capture::Recorder& recorder_in,
+                  transport::Mesh mesh_in)
     : options(given),
+      epoch(epoch_in),
+      began(mesh_in.network->clock().now()),
       recorder(recorder_in),
       mesh(std::move(mesh_in)),
-      said_bye(given.ranks, false),
-      last_heard(given.ranks, monotonic_clock().now()) {
+      choice(schedule::default_choice(mesh.ranks)),
+      said_bye(mesh.ranks, false),
+      last_heard(mesh.ranks, mesh.network->clock().now()),
+      waiting(mesh.ranks) {
+  for (const transport::Member& member : mesh.members) host_of.push_back(member.host_index);
   plan::Plan sized = schedule::scaled(options.plan, options.shrink);
   collective::Engine::Options engine_options;
-  engine_options.rank = options.rank;
-  engine_options.ranks = options.ranks;
-  engine_options.chunk_elements = schedule::chunk_elements(sized);
+  engine_options.lanes = static_cast<uint16_t>(options.plan.lanes);
+  engine_options.chunk_bytes = schedule::chunk_elements(sized) * schedule::kElementBytes;
   engine = std::make_unique<collective::Engine>(
-      engine_options, *mesh.reactor, std::move(mesh.lanes_out), std::move(mesh.lanes_in), recorder,
-      [this](Rank peer, Error error) { suspect(peer, std::move(error)); });
+      engine_options, mesh, recorder,
+      [this](Rank peer, Error error) { suspect(peer, std::move(error)); },
+      [this](std::unique_ptr<transport::Socket> socket) { asked(std::move(socket)); });
   control_track =
       recorder.track({trace::TrackType::control, "control", trace::kNone16, trace::kNone16});
-  thread = std::thread([this] { loop(); });
+  long local = 1 + std::count_if(mesh.members.begin(), mesh.members.end(),
+                                 [](const transport::Member& m) { return m.shares_memory; });
+  oversubscribed = local > ::sysconf(_SC_NPROCESSORS_ONLN);
+}
+
+Result<std::shared_ptr<Group::Impl>> Group::Impl::join(const Options& options,
+                                                       capture::Recorder& recorder, uint32_t epoch,
+                                                       std::optional<Survivors> survivors) {
+  WEFT_TRY(plan::validate(options.plan));
+  // A plan that cannot be carried out is refused before anyone is met.
+  WEFT_TRY(schedule::supported(options.plan));
+  if (!(options.shrink >= 1))
+    return error(Code::invalid_argument, "shrink is %g; it must be at least 1", options.shrink);
+  plan::Plan sized = schedule::scaled(options.plan, options.shrink);
+  transport::JoinOptions join_options;
+  join_options.rank = options.rank;
+  join_options.ranks = options.ranks;
+  join_options.rendezvous = options.rendezvous;
+  join_options.interface = options.interface;
+  join_options.secret = options.secret;
+  join_options.host = options.host;
+  // What belongs to another epoch is refused by this word.
+  join_options.agreement =
+      text("%s/%g/%u", plan::hash(options.plan).c_str(), options.shrink, epoch);
+  join_options.lanes = static_cast<uint16_t>(options.plan.lanes);
+  join_options.probe = options.probe;
+  join_options.shared_memory = options.shared_memory;
+  join_options.deadline = options.join_deadline;
+  join_options.network = options.network;
+  if (survivors) {
+    join_options.survivors = true;
+    join_options.root = survivors->root;
+    join_options.settle = survivors->settle;
+  }
+  WEFT_ASSIGN(transport::Mesh mesh, transport::join(join_options));
+  if (options.probe && mesh.ranks > 1) {
+    transport::ProbeOptions probe_options;
+    auto chunk = static_cast<uint32_t>(schedule::chunk_elements(sized) * schedule::kElementBytes);
+    probe_options.chunk_bytes = chunk;
+    probe_options.other_chunk_bytes = std::max(4096u, chunk / 4);
+    if (auto measured = transport::probe(mesh, probe_options, recorder); !measured)
+      return std::move(measured).error();
+  }
+  auto impl = std::make_shared<Impl>(options, epoch, recorder, std::move(mesh));
+  WEFT_TRY(impl->meet_neighbours());
+  impl->begin();
+  return impl;
+}
+
+// The ring is used by every large operation: its lanes are open before the first one.
+Result<void> Group::Impl::meet_neighbours() {
+  if (mesh.ranks == 1) return {};
+  Rank next{mesh.next()};
+  engine->prepare(next);
+  Nanos until = now() + options.join_deadline;
+  while (!engine->connected(next)) {
+    turn(Nanos::from_millis(1));
+    if (failed) return *current_failure();
+    if (now() > until)
+      return error(Code::timeout, "join: no lane to %s was opened within %s",
+                   describe(next).c_str(), format_duration(options.join_deadline).c_str());
+  }
+  return {};
+}
+
+void Group::Impl::begin() {
+  if (options.progress_thread) thread = std::thread([this] { loop(); });
 }
 
 Group::Impl::~Impl() {
@@ -47,80 +119,46 @@ Group::Impl::~Impl() {
     std::lock_guard lock(mutex);
     stopping = true;
   }
+  unpark.notify_all();
   mesh.reactor->wake();
-  thread.join();
+  if (thread.joinable()) thread.join();
+  std::lock_guard sits(seat);
+  engine->halt();
 }
 
-void Group::Impl::post(std::function<void()> command) {
-  {
-    std::lock_guard lock(mutex);
-    commands.push_back(std::move(command));
-  }
-  mesh.reactor->wake();
-}
+// ---- a turn ------------------------------------------------------------------------------
 
-std::optional<Error> Group::Impl::current_failure() {
-  std::lock_guard lock(mutex);
-  return failure;
-}
-
-Result<void> Group::Impl::run(collective::Operation operation) {
-  std::unique_lock lock(mutex);
-  if (failure) return *failure;
-  uint32_t number = next_direct++;
-  operation.number = number;
-  direct_done[number] = false;
-  auto shared = std::make_shared<collective::Operation>(std::move(operation));
-  commands.push_back([this, shared] { engine->start(std::move(*shared)); });
-  mesh.reactor->wake();
-  changed.wait(lock, [&] { return failure.has_value() || direct_done[number]; });
-  bool done = direct_done[number];
-  direct_done.erase(number);
-  if (!done) return *failure;
-  return {};
-}
-
-std::string Group::Impl::describe(Rank rank) const {
-  if (rank.index >= mesh.members.size()) return text("rank %u", rank.index);
-  return text("rank %u on %s", rank.index, mesh.members[rank.index].host.c_str());
-}
-
-// ---- the progress thread -----------------------------------------------------------------
-
-void Group::Impl::loop() {
-  for (;;) {
-    mesh.reactor->run_once(engine->more_to_send() ? Nanos{0} : kTurn);
-    Nanos now = monotonic_clock().now();
+void Group::Impl::turn(Nanos timeout) {
+  bool sleeps =
+      timeout.count > 0 && !engine->more_to_send() && !has_commands.load(std::memory_order_acquire);
+  mesh.reactor->run_once(sleeps ? timeout : Nanos{0});
+  if (has_commands.load(std::memory_order_acquire)) {
     std::vector<std::function<void()>> todo;
-    bool stop = false;
     {
       std::lock_guard lock(mutex);
-      stop = stopping;
       todo.swap(commands);
+      has_commands.store(false);
     }
-    // Also before stopping: a reason for failing may be among them, and the others need it.
     for (auto& command : todo)
       if (!failed) command();
-    if (stop) return;
-    if (failed) {
-      // Nothing moves any more; only what is still to be told to others goes out.
-      if (mesh.acceptor) mesh.acceptor->tick(now);
-      continue;
-    }
-    handle_frames();
-    for (uint32_t operation : engine->poll()) finished(operation);
-    if (now >= next_check) {
-      next_check = now + kCheck;
-      if (mesh.acceptor) mesh.acceptor->tick(now);
-      check_deadlines(now);
-    }
-    send_heartbeats(now);
-    if (now >= next_tcp_info) {
-      next_tcp_info = now + kTcpInfo;
-      if (!engine->idle()) engine->record_tcp_info();
-    }
-    // What frames and commands started should not wait for the next event.
-    for (uint32_t operation : engine->poll()) finished(operation);
+  }
+  Nanos at = now();
+  if (failed) {
+    // Nothing moves any more; only what is still to be told to others goes out.
+    if (mesh.acceptor) mesh.acceptor->tick(at);
+    return;
+  }
+  handle_frames();
+  for (collective::Key key : engine->poll(at)) finished(key);
+  if (at >= next_check) {
+    next_check = at + kCheck;
+    check_deadlines(at);
+    if (!inquiries.empty()) serve_status(at);
+  }
+  send_heartbeats(at);
+  if (at >= next_tcp_info) {
+    next_tcp_info = at + kTcpInfo;
+    if (!engine->idle()) engine->record_tcp_info();
   }
 }
 
@@ -128,7 +166,7 @@ void Group::Impl::handle_frames() {
   for (auto& channel : mesh.control) {
     if (!channel) continue;
     while (auto frame = channel->receive()) {
-      last_heard[channel->peer().index] = monotonic_clock().now();
+      last_heard[channel->peer().index] = now();
       handle(*channel, *frame);
       if (failed) return;
     }
@@ -172,7 +210,12 @@ void Group::Impl::handle(transport::ControlChannel& from, const Frame& frame) {
     case Control::ping: {
       int64_t t1 = recorder.now().count;
       auto t0 = fields.number<int64_t>();
+      Waiting told;
+      told.stuck = fields.number<uint8_t>() != 0;
+      told.operation = fields.number<uint64_t>();
+      told.waits_for = fields.number<uint32_t>();
       if (!fields.complete()) return bad();
+      waiting[peer.index] = told;
       Packer answer;
       answer.number(t0).number(t1).number(recorder.now().count);
       from.send(Control::pong, answer);
@@ -192,30 +235,34 @@ void Group::Impl::handle(transport::ControlChannel& from, const Frame& frame) {
     }
     case Control::abort: {
       Code code = code_of(fields.number<uint8_t>());
-      auto culprit = fields.number<uint32_t>();
+      auto blamed = fields.number<uint32_t>();
       std::string reason = fields.string();
       if (!fields.complete()) return bad();
-      fail(Error(code, reason),
-           culprit < options.ranks ? std::optional(Rank{culprit}) : std::nullopt);
+      fail(Error(code, reason), blamed < mesh.ranks ? std::optional(Rank{blamed}) : std::nullopt);
       return;
     }
-    case Control::bye: {
+    case Control::bye:
       said_bye[peer.index] = true;
-      if (is_root()) {
-        for (uint32_t r = 1; r < options.ranks; ++r)
-          if (!said_bye[r]) return;
-        if (!said_bye[0]) return;
-        for (auto& channel : mesh.control)
-          if (channel) channel->send(Control::bye, Packer());
-      }
-      std::lock_guard lock(mutex);
-      left = true;
-      changed.notify_all();
+      say_goodbye();
+      return;
+    case Control::query: {
+      if (is_root()) return bad();
+      Packer answer;
+      from.send(Control::answer, answer.string(status_of_this_rank()));
+      return;
+    }
+    case Control::answer: {
+      if (!is_root()) return bad();
+      std::string words = fields.string();
+      if (!fields.complete()) return bad();
+      for (Inquiry& inquiry : inquiries) inquiry.answers[peer.index] = words;
       return;
     }
     default: return bad();
   }
 }
+
+// ---- the exchange ------------------------------------------------------------------------
 
 void Group::Impl::bucket_ready(uint32_t bucket, uint64_t step) {
   if (!is_root()) {
@@ -271,25 +318,45 @@ void Group::Impl::start(const schedule::Start& begin) {
   operation.iteration = static_cast<uint32_t>(begin.step);
   operation.bucket = piece.bucket;
   operation.partition = piece.partition;
+  operation.shape.algorithm = exchange->algorithm_of[begin.piece];
+  operation.shape.rank = mesh.rank.index;
+  operation.shape.ranks = mesh.ranks;
+  operation.shape.elements = piece.elements;
+  if (operation.shape.algorithm == Algorithm::hierarchical) operation.shape.host_of = host_of;
   // The piece's stretch of the bucket, as parts of the tensors that lie in it.
   uint64_t first = piece.first, end = piece.first + piece.elements;
   for (size_t i = 0; i < bucket.tensors.size(); ++i) {
     std::span<float> data = exchange->tensors[bucket.tensors[i]].data;
     uint64_t from = std::max(first, bucket.offsets[i]);
     uint64_t to = std::min(end, bucket.offsets[i] + data.size());
-    if (from < to) operation.buffer.add(data.subspan(from - bucket.offsets[i], to - from));
+    if (from < to)
+      operation.output.add(
+          std::as_writable_bytes(data.subspan(from - bucket.offsets[i], to - from)));
   }
+  operation.input = operation.output;
   exchange->running[begin.operation] = {begin.piece, begin.step};
   engine->start(std::move(operation));
 }
 
-void Group::Impl::finished(uint32_t operation) {
-  if (operation >= kDirectOperations) {
+void Group::Impl::finished(collective::Key key) {
+  if (key < kDirectOperations) return finished_piece(static_cast<uint32_t>(key));
+  std::shared_ptr<Work::State> state;
+  std::vector<std::function<void(Result<void>)>> callbacks;
+  {
     std::lock_guard lock(mutex);
-    direct_done[operation] = true;
-    changed.notify_all();
-    return;
+    auto found = works.find(key);
+    WEFT_CHECK(found != works.end());
+    state = std::move(found->second);
+    works.erase(found);
+    state->done.store(true, std::memory_order_release);
+    callbacks.swap(state->callbacks);
+    // Whoever waits without driving is told.
+    if (callers.load() > 1) changed.notify_all();
   }
+  for (auto& callback : callbacks) callback({});
+}
+
+void Group::Impl::finished_piece(uint32_t operation) {
   auto found = exchange->running.find(operation);
   WEFT_CHECK(found != exchange->running.end());
   Exchange::Impl::RunningPiece done = found->second;
@@ -322,212 +389,278 @@ void Group::Impl::finished(uint32_t operation) {
   }
 }
 
-// ---- failure -----------------------------------------------------------------------------
-
-void Group::Impl::suspect(Rank peer, Error error) {
-  if (suspicion || said_bye[peer.index]) return;
-  {
-    // When everyone has said goodbye, closed connections are what was agreed.
-    std::lock_guard lock(mutex);
-    if (left || stopping) return;
-  }
-  suspicion = Suspicion{peer, std::move(error), monotonic_clock().now()};
-}
-
-void Group::Impl::fail(Error error, std::optional<Rank> culprit) {
-  if (failed) return;
-  failed = true;
-  // Whoever waits gets the failure, and with it its memory back.
-  engine->halt();
-  WEFT_LOG(runtime, info, "group failed: %s", error.message().c_str());
-  recorder.note("failure", error.message());
-  Packer reason;
-  reason.number(static_cast<uint8_t>(error.code())).number(culprit ? culprit->index : trace::kNone);
-  reason.string(error.message().substr(0, 4096));
-  for (auto& channel : mesh.control)
-    if (channel && !channel->failure()) channel->send(Control::abort, reason);
-  std::lock_guard lock(mutex);
-  failure = std::move(error);
-  changed.notify_all();
-}
-
-void Group::Impl::check_deadlines(Nanos now) {
-  {
-    std::lock_guard lock(mutex);
-    if (left) return;
-  }
-  collective::Progress progress = engine->progress();
-  auto in_flight = [&] {
-    if (progress.operations == 0) return std::string("nothing was in flight");
-    return text("operation %u was in flight, %s of %s received, last progress %s ago",
-                progress.oldest & (kDirectOperations - 1),
-                format_size(static_cast<double>(progress.bytes_done)).c_str(),
-                format_size(static_cast<double>(progress.bytes_total)).c_str(),
-                format_duration(now - progress.last_change).c_str());
-  };
-  if (suspicion && now - suspicion->since >= kGrace) {
-    Rank peer = suspicion->peer;
-    fail(error(suspicion->error.code(), "%s is lost: %s; %s", describe(peer).c_str(),
-               suspicion->error.message().c_str(), in_flight().c_str()),
-         peer);
-    return;
-  }
-  for (auto& channel : mesh.control) {
-    if (!channel || said_bye[channel->peer().index]) continue;
-    Rank peer = channel->peer();
-    Nanos silent = now - last_heard[peer.index];
-    if (silent > options.silence_deadline) {
-      fail(error(Code::peer_lost, "%s gave no sign of life for %s; %s", describe(peer).c_str(),
-                 format_duration(silent).c_str(), in_flight().c_str()),
-           peer);
-      return;
-    }
-  }
-  if (progress.operations > 0 && now - progress.last_change > options.progress_deadline) {
-    Rank peer{progress.waits_for_next ? mesh.next() : mesh.previous()};
-    fail(error(Code::timeout, "%s does not %s; %s", describe(peer).c_str(),
-               progress.waits_for_next ? "take data" : "send data", in_flight().c_str()),
-         peer);
-    return;
-  }
-  if (!is_root() || !exchange) return;
-  auto lacking = exchange->admission->lacking();
-  if (!lacking) {
-    lacking_what.reset();
-    return;
-  }
-  std::pair<uint32_t, uint64_t> what{lacking->bucket, lacking->step};
-  if (lacking_what != what) {
-    lacking_what = what;
-    lacking_since = now;
-  } else if (now - *lacking_since > options.ready_deadline) {
-    Rank peer = lacking->missing.front();
-    fail(error(Code::timeout,
-               "%s has no gradients of bucket %u in step %llu, for which others wait since %s",
-               describe(peer).c_str(), lacking->bucket,
-               static_cast<unsigned long long>(lacking->step),
-               format_duration(now - *lacking_since).c_str()),
-         peer);
-  }
-}
-
-void Group::Impl::send_heartbeats(Nanos now) {
-  if (now < next_heartbeat) return;
-  next_heartbeat = now + kHeartbeat;
-  // The question keeps both sides' clocks of silence at bay, and its answer bounds the offset
-  // between the two hosts' clocks.
-  if (!is_root() && !mesh.control[0]->failure()) {
-    Packer question;
-    question.number(recorder.now().count);
-    mesh.control[0]->send(Control::ping, question);
-  }
-}
-
 // ---- the public face ---------------------------------------------------------------------
 
-Group::Group(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Group::Group(std::shared_ptr<Impl> impl, collective::Members members, uint32_t id)
+    : impl_(std::move(impl)), members_(std::move(members)), id_(id) {
+  rank_ = impl_->mesh.rank.index;
+  if (!members_) return;
+  auto found = std::find(members_->begin(), members_->end(), rank_);
+  rank_ = static_cast<uint32_t>(found - members_->begin());
+}
 Group::~Group() = default;
 
 Result<std::unique_ptr<Group>> Group::join(const Options& options, capture::Recorder& recorder) {
-  WEFT_TRY(plan::validate(options.plan));
-  // A plan that cannot be carried out is refused before anyone is met.
-  WEFT_TRY(schedule::supported(options.plan));
-  if (!(options.shrink >= 1))
-    return error(Code::invalid_argument, "shrink is %g; it must be at least 1", options.shrink);
-  plan::Plan sized = schedule::scaled(options.plan, options.shrink);
-  transport::JoinOptions join_options;
-  join_options.rank = options.rank;
-  join_options.ranks = options.ranks;
-  join_options.rendezvous = options.rendezvous;
-  join_options.secret = options.secret;
-  join_options.host = options.host;
-  join_options.agreement = text("%s/%g", plan::hash(options.plan).c_str(), options.shrink);
-  join_options.lanes = static_cast<uint16_t>(options.plan.lanes);
-  join_options.probe = options.probe;
-  join_options.deadline = options.join_deadline;
-  WEFT_ASSIGN(transport::Mesh mesh, transport::join(join_options));
-  if (options.probe && options.ranks > 1) {
-    transport::ProbeOptions probe_options;
-    auto chunk = static_cast<uint32_t>(schedule::chunk_elements(sized) * schedule::kElementBytes);
-    probe_options.chunk_bytes = chunk;
-    probe_options.other_chunk_bytes = std::max(4096u, chunk / 4);
-    if (auto measured = transport::probe(mesh, probe_options, recorder); !measured)
-      return std::move(measured).error();
-  }
-  return std::unique_ptr<Group>(
-      new Group(std::make_unique<Impl>(options, recorder, std::move(mesh))));
+  WEFT_ASSIGN(auto impl, Impl::join(options, recorder, 0, std::nullopt));
+  return std::unique_ptr<Group>(new Group(std::move(impl), nullptr, 0));
 }
 
-Rank Group::rank() const { return impl_->options.rank; }
-uint32_t Group::ranks() const { return impl_->options.ranks; }
+Rank Group::rank() const { return {rank_}; }
+uint32_t Group::ranks() const {
+  return members_ ? static_cast<uint32_t>(members_->size()) : impl_->mesh.ranks;
+}
+const std::vector<transport::Member>& Group::members() const { return impl_->mesh.members; }
+
+namespace {
+
+// The sizes of what goes in and comes out, and what cannot be.
+Result<collective::Operation> described(const Call& call, uint32_t rank, uint32_t ranks) {
+  collective::Operation operation;
+  schedule::Shape& shape = operation.shape;
+  shape.collective = call.collective;
+  shape.rank = rank;
+  shape.ranks = ranks;
+  shape.root = call.root;
+  shape.elements = call.count;
+  shape.sends = call.sends;
+  shape.counts.assign(call.counts.begin(), call.counts.end());
+  shape.receive_counts.assign(call.receive_counts.begin(), call.receive_counts.end());
+  operation.type = call.type;
+  operation.op = call.op;
+  operation.priority = call.priority;
+  auto refuse = [&](const std::string& why) {
+    return error(Code::invalid_argument, "%s: %s", schedule::name_of(call.collective), why.c_str());
+  };
+  if (!reduce::known_type(static_cast<uint8_t>(call.type)) ||
+      !reduce::known_op(static_cast<uint8_t>(call.op)))
+    return refuse("no such type or operation");
+  bool reduces = call.collective == Collective::all_reduce ||
+                 call.collective == Collective::reduce_scatter ||
+                 call.collective == Collective::reduce;
+  if (reduces && !reduce::supports(call.op, call.type))
+    return refuse(
+        text("%s of %s is not possible", reduce::name_of(call.op), reduce::name_of(call.type)));
+  if (call.root >= ranks) return refuse(text("there is no rank %u among %u", call.root, ranks));
+  if (call.count > (uint64_t{1} << 48)) return refuse("too many elements");
+  auto sum = [&](std::span<const uint64_t> counts) -> std::optional<uint64_t> {
+    uint64_t total = 0;
+    for (uint64_t count : counts)
+      if (count > (uint64_t{1} << 48) || (total += count) > (uint64_t{1} << 48))
+        return std::nullopt;
+    return total;
+  };
+  for (std::span<const uint64_t> counts : {call.counts, call.receive_counts})
+    if (!counts.empty() && counts.size() != ranks)
+      return refuse(text("%zu counts for %u ranks", counts.size(), ranks));
+  if (!call.counts.empty() && sum(call.counts) != call.count)
+    return refuse("the counts do not add up to the count");
+  if (call.collective == Collective::all_to_all) {
+    if (call.counts.empty() != call.receive_counts.empty())
+      return refuse("it needs both kinds of counts, or none");
+    if (call.counts.empty() && call.count % ranks != 0)
+      return refuse(text("%llu elements cannot be cut into %u equal blocks",
+                         static_cast<unsigned long long>(call.count), ranks));
+    if (!call.counts.empty() && call.counts[rank] != call.receive_counts[rank])
+      return refuse("a rank sends itself as much as it receives from itself");
+    if (!sum(call.receive_counts)) return refuse("too many elements");
+  }
+  if (call.collective == Collective::point_to_point && call.root == rank)
+    return refuse("a rank cannot send to itself");
+  return operation;
+}
+
+// Where the data lies. What the caller leaves out is in the other one's memory.
+Result<void> attach_memory(const Call& call, collective::Operation& operation) {
+  const schedule::Shape& shape = operation.shape;
+  uint64_t own = call.count / shape.ranks + (shape.rank < call.count % shape.ranks ? 1 : 0);
+  uint64_t before = shape.rank * (call.count / shape.ranks) +
+                    std::min<uint64_t>(shape.rank, call.count % shape.ranks);
+  if (!call.counts.empty()) {
+    own = call.counts[shape.rank];
+    before = 0;
+    for (uint32_t r = 0; r < shape.rank; ++r) before += call.counts[r];
+  }
+  bool root = shape.rank == call.root;
+  uint64_t in = call.count, out = call.count;
+  int64_t out_in_input = 0, in_in_output = 0;  // offsets when one lies in the other
+  auto offset = static_cast<int64_t>(before);
+  switch (call.collective) {
+    case Collective::all_reduce:
+    case Collective::barrier: break;
+    case Collective::reduce_scatter:
+      out = own, out_in_input = offset, in_in_output = -offset;
+      break;
+    case Collective::all_gather: in = own, in_in_output = offset; break;
+    case Collective::broadcast: in = root ? call.count : 0; break;
+    case Collective::reduce: out = root ? call.count : 0; break;
+    case Collective::gather: in = own, in_in_output = offset, out = root ? call.count : 0; break;
+    case Collective::scatter: in = root ? call.count : 0, out = own, out_in_input = offset; break;
+    case Collective::all_to_all:
+      if (!call.receive_counts.empty()) {
+        out = 0;
+        for (uint64_t count : call.receive_counts) out += count;
+      }
+      break;
+    case Collective::point_to_point:
+      in = call.sends ? call.count : 0;
+      out = call.sends ? 0 : call.count;
+      break;
+  }
+  auto size = static_cast<int64_t>(reduce::size_of(call.type));
+  // The engine reads the input only; its memory type is the same for both.
+  auto* input = static_cast<std::byte*>(const_cast<void*>(call.input));
+  auto* output = static_cast<std::byte*>(call.output);
+  bool may_lie_in_output = call.collective != Collective::reduce_scatter &&
+                           call.collective != Collective::scatter &&
+                           (call.collective != Collective::reduce || root) &&
+                           (call.collective != Collective::gather || root);
+  if (input == nullptr && output != nullptr && may_lie_in_output)
+    input = output + in_in_output * size;
+  if (output == nullptr && input != nullptr) output = input + out_in_input * size;
+  if ((in > 0 && input == nullptr) || (out > 0 && output == nullptr))
+    return error(Code::invalid_argument, "%s: %s is null", schedule::name_of(call.collective),
+                 in > 0 && input == nullptr ? "the input" : "the output");
+  if (in > 0) operation.input.add({input, in * static_cast<uint64_t>(size)});
+  if (out > 0) operation.output.add({output, out * static_cast<uint64_t>(size)});
+  return {};
+}
+
+}  // namespace
+
+Result<Work> Group::start(const Call& call) {
+  WEFT_ASSIGN(auto state, impl_->prepare(call, members_, id_, rank_, ranks()));
+  impl_->call_back();
+  return Work(std::move(state), impl_);
+}
+
+Result<void> Group::run(const Call& call) {
+  WEFT_ASSIGN(auto state, impl_->prepare(call, members_, id_, rank_, ranks()));
+  return Work(std::move(state), impl_).wait();
+}
+
+Result<std::shared_ptr<Work::State>> Group::Impl::prepare(const Call& call,
+                                                          const collective::Members& members,
+                                                          uint32_t id, uint32_t rank,
+                                                          uint32_t ranks) {
+  WEFT_ASSIGN(collective::Operation operation, described(call, rank, ranks));
+  operation.group = id;
+  operation.members = members;
+  schedule::Shape& shape = operation.shape;
+  size_t size = reduce::size_of(call.type);
+  uint64_t bytes = call.count * size;
+  bool sixteen = call.type == Type::float16 || call.type == Type::bfloat16;
+  bool arithmetic = call.op == Op::sum || call.op == Op::mean || call.op == Op::product;
+  bool sums = (call.collective == Collective::all_reduce ||
+               call.collective == Collective::reduce_scatter) &&
+              sixteen && arithmetic && ranks > 2;
+  bool plan_says = options.plan.algorithm != plan::Plan().algorithm;
+  if (call.algorithm) {
+    shape.algorithm = *call.algorithm;
+  } else if (sums) {
+    shape.algorithm = Algorithm::direct;  // the one that can round once
+  } else if (call.collective == Collective::all_reduce) {
+    shape.algorithm = plan_says ? schedule::algorithm_for(options.plan, bytes, choice)
+                                : (members ? schedule::default_choice(ranks) : choice).at(bytes);
+  } else if (call.collective == Collective::broadcast || call.collective == Collective::reduce) {
+    shape.algorithm = bytes <= kSmall ? Algorithm::tree : Algorithm::ring;
+  } else {
+    shape.algorithm = bytes <= kSmall ? Algorithm::direct : Algorithm::ring;
+  }
+  shape.wide = sums && shape.algorithm == Algorithm::direct;
+  if (shape.algorithm == Algorithm::hierarchical)
+    for (uint32_t member = 0; member < ranks; ++member)
+      shape.host_of.push_back(host_of[members ? (*members)[member] : member]);
+  WEFT_TRY(attach_memory(call, operation));
+  return launch(std::move(operation));
+}
 
 Result<void> Group::all_reduce(std::span<float> data) {
-  collective::Operation operation;
-  operation.buffer.add(data);
-  return impl_->run(std::move(operation));
+  Call call;
+  call.output = data.data();
+  call.count = data.size();
+  return run(call);
 }
 
 Result<void> Group::broadcast(std::span<float> data, Rank root) {
-  if (root.index >= ranks())
-    return error(Code::invalid_argument, "rank %u cannot broadcast in a group of %u", root.index,
-                 ranks());
-  collective::Operation operation;
-  operation.collective = schedule::Collective::broadcast;
-  operation.root = root;
-  operation.kind = trace::Kind::broadcast;
-  operation.buffer.add(data);
-  return impl_->run(std::move(operation));
+  Call call;
+  call.collective = Collective::broadcast;
+  call.output = data.data();
+  call.count = data.size();
+  call.root = root.index;
+  return run(call);
 }
 
 Result<void> Group::barrier() {
-  // Nobody can have the sum before everyone gave an element to it.
-  std::vector<float> one(ranks(), 1.0f);
-  collective::Operation operation;
-  operation.kind = trace::Kind::barrier;
-  operation.buffer.add(one);
-  return impl_->run(std::move(operation));
+  uint8_t nothing = 0;
+  Call call;
+  call.collective = Collective::barrier;
+  call.output = &nothing;
+  call.count = 1;
+  call.type = Type::uint8;
+  return run(call);
+}
+
+Result<void> Group::send(const void* data, uint64_t count, Type type, Rank to) {
+  Call call;
+  call.collective = Collective::point_to_point;
+  call.input = data;
+  call.count = count;
+  call.type = type;
+  call.root = to.index;
+  return run(call);
+}
+
+Result<void> Group::receive(void* data, uint64_t count, Type type, Rank from) {
+  Call call;
+  call.collective = Collective::point_to_point;
+  call.output = data;
+  call.count = count;
+  call.type = type;
+  call.root = from.index;
+  call.sends = false;
+  return run(call);
+}
+
+Result<std::unique_ptr<Group>> Group::subgroup(std::span<const uint32_t> ranks) {
+  std::vector<uint32_t> global;
+  bool here = false;
+  for (uint32_t member : ranks) {
+    if (member >= this->ranks())
+      return error(Code::invalid_argument, "there is no rank %u among %u", member, this->ranks());
+    global.push_back(members_ ? (*members_)[member] : member);
+    if (std::count(global.begin(), global.end(), global.back()) > 1)
+      return error(Code::invalid_argument, "rank %u is named twice", member);
+    here = here || member == rank_;
+  }
+  if (!here) return error(Code::invalid_argument, "rank %u is not in the new group", rank_);
+  // The members agree on a number without asking each other: it follows from who they are and
+  // from how many such groups there were.
+  uint64_t hash = 0xcbf29ce484222325;
+  auto mix = [&](uint64_t value) { hash = (hash ^ value) * 0x100000001b3; };
+  {
+    std::lock_guard lock(impl_->mutex);
+    mix(++impl_->subgroups[global]);
+  }
+  for (uint32_t member : global) mix(member);
+  auto id = static_cast<uint32_t>((hash >> 32) ^ hash) & 0x7fffffffu;
+  auto members = std::make_shared<const std::vector<uint32_t>>(std::move(global));
+  return std::unique_ptr<Group>(new Group(impl_, std::move(members), std::max(1u, id)));
 }
 
 void Group::abort(const std::string& reason) {
   Impl* impl = impl_.get();
   impl->post([impl, reason] {
     impl->fail(error(Code::cancelled, "%s ended the group: %s",
-                     impl->describe(impl->options.rank).c_str(), reason.c_str()),
-               impl->options.rank);
+                     impl->describe(impl->mesh.rank).c_str(), reason.c_str()),
+               impl->mesh.rank);
   });
+  if (!impl->options.progress_thread) impl->once();
 }
 
 std::optional<Error> Group::failure() const { return impl_->current_failure(); }
-
-Result<void> Group::leave() {
-  Impl* impl = impl_.get();
-  std::unique_lock lock(impl->mutex);
-  if (impl->failure) return *impl->failure;
-  if (impl->options.ranks == 1) return {};
-  impl->commands.push_back([impl] {
-    if (impl->is_root()) {
-      // As if rank 0 had told itself.
-      impl->said_bye[0] = true;
-      for (uint32_t r = 1; r < impl->options.ranks; ++r)
-        if (!impl->said_bye[r]) return;
-      for (auto& channel : impl->mesh.control)
-        if (channel) channel->send(Control::bye, Packer());
-      std::lock_guard done(impl->mutex);
-      impl->left = true;
-      impl->changed.notify_all();
-    } else {
-      impl->mesh.control[0]->send(Control::bye, Packer());
-    }
-  });
-  impl->mesh.reactor->wake();
-  bool in_time =
-      impl->changed.wait_for(lock, std::chrono::nanoseconds(impl->options.progress_deadline.count),
-                             [&] { return impl->left || impl->failure.has_value(); });
-  if (impl->left) return {};
-  if (impl->failure) return *impl->failure;
-  WEFT_CHECK(!in_time);
-  return error(Code::timeout, "not all ranks wanted to leave within %s",
-               format_duration(impl->options.progress_deadline).c_str());
+std::optional<Rank> Group::culprit() const {
+  std::lock_guard lock(impl_->mutex);
+  return impl_->culprit;
 }
 
 }  // namespace weft::runtime

@@ -1,6 +1,11 @@
-// The group behind the public face: one progress thread, and what it owns.
+// The group behind the public face: who drives it, and what the driver owns.
+//
+// One thread at a time drives: it turns the reactor and everything behind it. That is the progress
+// thread, unless a caller that waits for its own operation takes the seat. The progress thread
+// then stays away for a moment, because more callers will come.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <mutex>
 #include <thread>
@@ -13,6 +18,12 @@ namespace weft::runtime {
 // Operations that the exchange starts are numbered from 0 by rank 0; those that the program calls
 // directly are numbered by each rank in the order of calls, above this.
 inline constexpr uint32_t kDirectOperations = 1u << 31;
+
+struct Work::State {
+  Group::Impl* group = nullptr;
+  std::atomic<bool> done{false};
+  std::vector<std::function<void(Result<void>)>> callbacks;  // guarded by Group::Impl::mutex
+};
 
 struct Exchange::Impl {
   struct TensorState {
@@ -28,59 +39,105 @@ struct Exchange::Impl {
   schedule::Readiness readiness;  // guarded by Group::Impl::mutex
   std::vector<TensorState> states;
   std::vector<std::vector<uint32_t>> of_piece;     // tensors that have a part in each piece
-  std::unique_ptr<schedule::Admission> admission;  // rank 0 only; progress thread
+  std::unique_ptr<schedule::Admission> admission;  // rank 0 only; driver
   struct RunningPiece {
     uint32_t piece;
     uint64_t step;
   };
-  std::unordered_map<uint32_t, RunningPiece> running;  // by operation; progress thread
+  std::unordered_map<uint32_t, RunningPiece> running;  // by operation; driver
   trace::TrackId track = 0;
+  std::vector<Algorithm> algorithm_of;  // by piece
 
   Impl(std::vector<Tensor> registered, schedule::Layout made);
 };
 
-struct Group::Impl {
-  Impl(const Options& options, capture::Recorder& recorder, transport::Mesh mesh);
+struct Group::Impl : std::enable_shared_from_this<Group::Impl> {
+  Impl(const Options& options, uint32_t epoch, capture::Recorder& recorder, transport::Mesh mesh);
   ~Impl();
+  // Joins as the options say; `survivors`: the new group of those that are left of an old one.
+  struct Survivors {
+    Rank root;
+    Nanos settle;
+  };
+  static Result<std::shared_ptr<Impl>> join(const Options& options, capture::Recorder& recorder,
+                                            uint32_t epoch, std::optional<Survivors> survivors);
+  Result<void> meet_neighbours();
+  void begin();  // the progress thread
 
-  bool is_root() const { return options.rank.index == 0; }
-  // Runs `operation` and waits for it.
-  Result<void> run(collective::Operation operation);
-  Result<void> wait_done(uint32_t tensor, uint64_t step);
-  void post(std::function<void()> command);
+  bool is_root() const { return mesh.rank.index == 0; }
   std::optional<Error> current_failure();
+  Nanos now() const { return mesh.network->clock().now(); }
 
-  // ---- progress thread
+  // ---- callers (drive.cc)
+  // Starts an operation under the next number of its group.
+  Result<std::shared_ptr<Work::State>> launch(collective::Operation operation);
+  Result<std::shared_ptr<Work::State>> prepare(const Call& call, const collective::Members& members,
+                                               uint32_t id, uint32_t rank, uint32_t ranks);
+  // Returns when `done` holds or the group has failed, moving things along meanwhile.
+  void drive_until(const std::function<bool()>& done);
+  void post(std::function<void()> command);
+  void once();       // one turn, if nobody else is driving
+  void call_back();  // the progress thread is wanted
+
+  // ---- the driver (group.cc)
+  void turn(Nanos timeout);
   void loop();
   void handle_frames();
   void handle(transport::ControlChannel& from, const transport::Frame& frame);
   void bucket_ready(uint32_t bucket, uint64_t step);
   void admit();
   void start(const schedule::Start& start);
-  void finished(uint32_t operation);
+  void finished(collective::Key key);
+  void finished_piece(uint32_t operation);
+
+  // ---- failure and membership (failure.cc)
   void suspect(Rank peer, Error error);
   void fail(Error error, std::optional<Rank> culprit);
   void check_deadlines(Nanos now);
   void send_heartbeats(Nanos now);
   std::string describe(Rank rank) const;
+  void say_goodbye();
 
-  const Options options;
+  // ---- status.cc
+  void asked(std::unique_ptr<transport::Socket> socket);
+  void serve_status(Nanos now);
+  std::string status_of_this_rank();
+
+  Options options;
+  uint32_t epoch = 0;  // how often the group was rebuilt
+  Nanos began;
   capture::Recorder& recorder;
   transport::Mesh mesh;
   std::unique_ptr<collective::Engine> engine;
+  schedule::Choice choice;
+  std::vector<uint32_t> host_of;  // by rank
   trace::TrackId control_track = 0;
+  bool oversubscribed = false;  // more ranks than processors on this host: looking again and again
+                                // would take them from those who have work
 
   std::mutex mutex;
   std::condition_variable changed;
-  std::vector<std::function<void()>> commands;     // guarded by mutex
-  std::optional<Error> failure;                    // guarded by mutex; set once
-  std::unordered_map<uint32_t, bool> direct_done;  // guarded by mutex
-  uint32_t next_direct = kDirectOperations;        // guarded by mutex
-  bool stopping = false;                           // guarded by mutex
-  bool left = false;                               // guarded by mutex: all said goodbye
-  bool exchange_asked_for = false;                 // guarded by mutex
+  std::vector<std::function<void()>> commands;  // guarded by mutex
+  std::optional<Error> failure;                 // guarded by mutex; set once
+  std::optional<Rank> culprit;                  // guarded by mutex
+  std::atomic<bool> has_failed{false};
+  std::atomic<bool> has_commands{false};
+  std::unordered_map<uint32_t, uint32_t> next_number;   // by group; guarded by mutex
+  std::unordered_map<uint64_t, uint32_t> next_pair;     // by pair key; guarded by mutex
+  std::map<std::vector<uint32_t>, uint32_t> subgroups;  // made so far; guarded by mutex
+  std::unordered_map<collective::Key, std::shared_ptr<Work::State>> works;  // guarded by mutex
+  bool stopping = false;                                                    // guarded by mutex
+  bool left = false;                // guarded by mutex: all said goodbye
+  bool exchange_asked_for = false;  // guarded by mutex
 
-  // Progress thread only.
+  // The seat. Whoever holds it may turn.
+  std::mutex seat;
+  std::atomic<int> callers{0};      // that drive or want to
+  std::atomic<bool> parked{false};  // the progress thread stays away
+  std::atomic<int64_t> last_call{0};
+  std::condition_variable unpark;  // with mutex
+
+  // Driver only.
   std::shared_ptr<Exchange::Impl> exchange;  // set once, before its first use
   struct Suspicion {
     Rank peer;
@@ -89,14 +146,30 @@ struct Group::Impl {
   };
   std::optional<Suspicion> suspicion;
   std::vector<bool> said_bye;
-  bool bye_sent = false;
   bool failed = false;
   std::vector<Nanos> last_heard;  // by rank
+  // Rank 0: what each rank is waiting for, as its last heartbeat told.
+  struct Waiting {
+    bool stuck = false;  // an operation is in flight, and nothing moved for the deadline
+    uint64_t operation = 0;
+    uint32_t waits_for = trace::kNone;
+  };
+  std::vector<Waiting> waiting;  // by rank
+  Waiting own_waiting(Nanos now) const;
+  void blame(Nanos now);
   Nanos next_heartbeat{0};
   Nanos next_tcp_info{0};
   Nanos next_check{0};
   std::optional<Nanos> lacking_since;
   std::optional<std::pair<uint32_t, uint64_t>> lacking_what;  // bucket, step
+  struct Inquiry {
+    std::unique_ptr<transport::ControlChannel> channel;
+    Nanos since;
+    bool asked = false;
+    bool answered = false;
+    std::map<uint32_t, std::string> answers;
+  };
+  std::vector<Inquiry> inquiries;
   std::thread thread;
 };
 

@@ -1,45 +1,64 @@
 // runtime: a Plan goes in, work is done, a Trace comes out.
 //
 // A Group is this process's membership in a job: it joins, measures the network once, and then
-// serves collectives and one gradient exchange from a thread of its own. An Exchange is what
-// training uses: tensors are registered once; "gradient t of step s is ready" may come from any
-// thread; the next forward waits for one tensor or for all. The plan decides everything between.
+// serves collectives and one gradient exchange. An Exchange is what training uses: tensors are
+// registered once; "gradient t of step s is ready" may come from any thread; the next forward
+// waits for one tensor or for all. The plan decides everything between.
 //
 //   training threads                    progress thread                       other ranks
 //   ready(t, s) ──Readiness──► queue ──► bucket complete ──control──► rank 0: Admission
 //   wait(t, s)  ◄── condition ◄───────── Engine ◄────────── start(operation) ──┘
 //
+// A thread that waits for an operation moves it along itself: nothing small takes a detour through
+// another thread. It looks often for a short while, then sleeps until something happens.
+//
 // Failure: every wait ends with a reason that names a rank. The first reason wins, reaches all
-// ranks, and stays: the group then refuses work with the same words. The process is never ended
-// by weft.
+// ranks, and stays: the group then refuses work with the same words, until it is rebuilt with
+// those that are left. The process is never ended by weft.
 //
 // Threads: all functions from any thread, except that a Group and its Exchange are destroyed by
 // one thread when nobody waits on them.
 #pragma once
 
+#include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "weft/capture.h"
+#include "weft/collective.h"
 #include "weft/plan.h"
 
 namespace weft::runtime {
 
+using reduce::Op;
+using reduce::Type;
+using schedule::Algorithm;
+using schedule::Collective;
+
 struct Options {
   Rank rank;
   uint32_t ranks = 1;
-  std::string rendezvous;  // "address:port" of rank 0
+  // "address:port" or "[v6 address]:port" of rank 0, or "file:PATH" for ranks on one host.
+  std::string rendezvous;
+  std::string interface;  // whose address to use; empty: the one that reaches rank 0
   std::string secret;
   std::string host = "localhost";  // name of this host in messages and traces
   plan::Plan plan;
-  double shrink = 1;  // a lab's divisor for every size in the plan
-  bool probe = true;  // measure the network when joining, for at most a second
+  double shrink = 1;          // a lab's divisor for every size in the plan
+  bool probe = true;          // measure the network when joining, for at most a second
+  bool shared_memory = true;  // with ranks on the same host
   Nanos join_deadline = Nanos::from_seconds(30);
   Nanos progress_deadline = Nanos::from_seconds(30);  // operations in flight, and nothing moves
   Nanos ready_deadline = Nanos::from_seconds(600);    // some ranks wait for gradients of others
   Nanos silence_deadline = Nanos::from_seconds(15);   // no sign of life from a rank
+  // How long a waiting thread looks again and again before it sleeps.
+  Nanos spin = Nanos::from_micros(100);
+  // Without it, work moves only while a thread waits or tests: for simulated networks.
+  bool progress_thread = true;
+  transport::Network* network = nullptr;  // null: the kernel's
 };
 
 // One gradient: where it lies, and which layer's forward needs the result first. Listed in
@@ -48,6 +67,56 @@ struct Tensor {
   std::string name;
   std::span<float> data;
   uint32_t layer = 0;
+};
+
+// An operation of all ranks of a group. Counts are elements.
+//
+//                   count                    input           output
+//   all_reduce      of the array             count           count; may be the same memory
+//   reduce_scatter  of all blocks together   count           own block; may be its place in input
+//   all_gather      of all blocks together   own block       count; input may be its place in it
+//   broadcast       of the array             root: count     count
+//   reduce          of the array             count           root: count
+//   gather          of all blocks together   own block       root: count
+//   scatter         of all blocks together   root: count     own block
+//   all_to_all      sent by this rank        count           sum of receive_counts
+//   send, receive   of the message           count           count
+//
+// Blocks are as equal as can be (the first ones larger), or as `counts` says, one a rank. An
+// input that is null is the output's memory.
+struct Call {
+  Collective collective = Collective::all_reduce;
+  const void* input = nullptr;
+  void* output = nullptr;
+  uint64_t count = 0;
+  Type type = Type::float32;
+  Op op = Op::sum;
+  uint32_t root = 0;  // of the group; point to point: the other rank
+  bool sends = true;  // point to point
+  std::span<const uint64_t> counts = {};
+  std::span<const uint64_t> receive_counts = {};
+  std::optional<Algorithm> algorithm = {};  // absent: by the plan and the size
+  int64_t priority = 0;                     // smaller goes first
+};
+
+// An operation that was started. It goes on without the handle.
+class Work {
+ public:
+  Work() = default;
+  // Returns when the result is there, or with the group's failure.
+  Result<void> wait();
+  bool test();  // moves things along; true when done or failed
+  // Calls `done` once, from the thread that finds it finished; at once if it is already.
+  void then(std::function<void(Result<void>)> done);
+
+  struct State;
+
+ private:
+  friend class Group;
+  Work(std::shared_ptr<State> state, std::shared_ptr<void> group)
+      : state_(std::move(state)), group_(std::move(group)) {}
+  std::shared_ptr<State> state_;
+  std::shared_ptr<void> group_;  // lives as long as its handles
 };
 
 class Group;
@@ -85,29 +154,56 @@ class Group {
   Group(const Group&) = delete;
   Group& operator=(const Group&) = delete;
 
-  Rank rank() const;
+  Rank rank() const;  // in this group
   uint32_t ranks() const;
+  const std::vector<transport::Member>& members() const;  // of the whole job
 
-  // All ranks call these in the same order; sums are the same bits on every rank.
+  // All ranks of the group call the same operations in the same order; results are the same bits
+  // on every rank. Many may be in flight.
+  Result<Work> start(const Call& call);
+  Result<void> run(const Call& call);
+
+  // The usual ones in short, in place.
   Result<void> all_reduce(std::span<float> data);
   Result<void> broadcast(std::span<float> data, Rank root);
   Result<void> barrier();
+  Result<void> send(const void* data, uint64_t count, Type type, Rank to);
+  Result<void> receive(void* data, uint64_t count, Type type, Rank from);
+
+  // Some of this group's ranks as a group of their own, in the order given. The members call it
+  // alike, in the same order; others need not. It may outlive this one.
+  Result<std::unique_ptr<Group>> subgroup(std::span<const uint32_t> ranks);
 
   // Registers the tensors. All ranks call it once; a rank whose tensors differ is named.
   Result<std::unique_ptr<Exchange>> exchange(std::vector<Tensor> tensors);
 
-  // Ends the group for everyone, with this reason.
+  // Ends the group for everyone, with this reason. All waits end.
   void abort(const std::string& reason);
   // Why the group is unusable, if it is.
   std::optional<Error> failure() const;
+  // The rank that the failure is blamed on, if one is.
+  std::optional<Rank> culprit() const;
+  // After a failure: those ranks that come within `settle` form a new group, in their old order.
+  // All survivors call it. What belonged to the old one is refused.
+  Result<std::unique_ptr<Group>> rebuild(Nanos settle = Nanos::from_seconds(5));
   // Waits until all ranks want to leave, and closes. Call it when all work is done.
   Result<void> leave();
+  // Operations in flight, lanes and their counts, who waits for whom: one JSON object.
+  std::string status();
 
   struct Impl;  // known to the module only
 
  private:
-  explicit Group(std::unique_ptr<Impl> impl);
-  std::unique_ptr<Impl> impl_;
+  Group(std::shared_ptr<Impl> impl, collective::Members members, uint32_t id);
+  std::shared_ptr<Impl> impl_;
+  collective::Members members_;  // null: all ranks of the job
+  uint32_t id_ = 0;
+  uint32_t rank_ = 0;
 };
+
+// Asks the job whose rank 0 is at `address` how it is doing: one JSON object with all ranks that
+// answered.
+Result<std::string> ask_status(const std::string& address, const std::string& secret,
+                               Nanos deadline);
 
 }  // namespace weft::runtime

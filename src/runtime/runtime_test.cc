@@ -185,8 +185,8 @@ TEST(Failure, a_signature_that_differs_names_both_sides) {
   });
   for (auto& outcome : outcomes) {
     ASSERT_FALSE(outcome);
-    EXPECT_THAT(outcome.error().message(), HasSubstr("all_reduce of 1000 elements"));
-    EXPECT_THAT(outcome.error().message(), HasSubstr("all_reduce of 2000 elements"));
+    EXPECT_THAT(outcome.error().message(), HasSubstr("all_reduce of 1000 float32"));
+    EXPECT_THAT(outcome.error().message(), HasSubstr("all_reduce of 2000 float32"));
   }
 }
 
@@ -279,7 +279,8 @@ TEST(Failure, data_that_stops_moving_names_the_neighbour) {
   for (auto& outcome : outcomes) {
     ASSERT_FALSE(outcome);
     EXPECT_EQ(outcome.error().code(), Code::timeout);
-    EXPECT_THAT(outcome.error().message(), HasSubstr("rank 1 on localhost does not send data"));
+    EXPECT_THAT(outcome.error().message(),
+                HasSubstr("rank 1 on localhost has not come to operation 0"));
   }
 }
 

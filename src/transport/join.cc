@@ -1,6 +1,9 @@
-#include <netinet/in.h>
+#include <fcntl.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <cstdio>
 #include <map>
 
 #include "tcp/handshake.h"
@@ -12,6 +15,8 @@ namespace {
 
 constexpr Nanos kTurn = Nanos::from_millis(5);
 constexpr uint16_t kProbeFlows = 16;
+constexpr size_t kEarlyLanes = 4096;
+constexpr size_t kMaxWords = 1024;  // of a rank about where it listens
 
 // "rank 2", "ranks 1, 4 and 7", and not a page of them.
 std::string rank_list(const std::vector<uint32_t>& ranks) {
@@ -24,17 +29,31 @@ std::string rank_list(const std::vector<uint32_t>& ranks) {
   return out;
 }
 
+using EarlyLanes = std::vector<std::pair<Hello, std::unique_ptr<Socket>>>;
+
+Result<void> keep(EarlyLanes& early, std::unique_ptr<Socket>& socket, const Hello& peer) {
+  if (early.size() >= kEarlyLanes)
+    return error(Code::invalid_argument, "%zu lanes wait already", early.size());
+  early.emplace_back(peer, std::move(socket));
+  return {};
+}
+
 class Joiner {
  public:
   explicit Joiner(const JoinOptions& options)
-      : options_(options), deadline_(monotonic_clock().now() + options.deadline) {
+      : options_(options),
+        network_(options.network != nullptr ? *options.network : kernel_network()),
+        deadline_(network_.clock().now() + options.deadline),
+        machine_(options.shared_memory ? network_.machine() : std::string()) {
     mesh_.rank = options.rank;
     mesh_.ranks = options.ranks;
-    mesh_.reactor = std::make_unique<Reactor>();
+    mesh_.network = &network_;
+    mesh_.secret = options.secret;
+    mesh_.agreement = options.agreement;
+    mesh_.reactor = network_.reactor();
     mesh_.members.resize(options.ranks);
-    mesh_.control.resize(options.rank.index == 0 ? options.ranks : 1);
-    mesh_.lanes_out.resize(options.lanes);
-    mesh_.lanes_in.resize(options.lanes);
+    mesh_.early = std::make_shared<EarlyLanes>();
+    mesh_.control.resize(is_root() ? options.ranks : 1);
     probe_flows_ = options.probe ? kProbeFlows : 0;
     mesh_.probe_out.resize(probe_flows_);
     mesh_.probe_in.resize(probe_flows_);
@@ -42,21 +61,27 @@ class Joiner {
 
   Result<Mesh> run() {
     auto met = is_root() ? gather() : register_with_root();
-    if (met) met = open_lanes();
+    if (met && mesh_.ranks > 1) met = open_probe();
     if (met) met = agree_to_go();
     if (!met) {
       // Everyone who came learns why, instead of waiting for a deadline.
       if (is_root()) tell_all(met.error());
       return std::move(met).error();
     }
-    mesh_.acceptor->set_on_connection([](Fd&, const Hello&) -> Result<void> {
-      return error(Code::invalid_argument, "the group is complete");
-    });
+    // The acceptor's owner changes; until Links takes over, only lanes are let in, and kept.
+    mesh_.acceptor->set_on_connection(
+        [early = mesh_.early, rank = mesh_.rank.index, ranks = mesh_.ranks](
+            std::unique_ptr<Socket>& socket, const Hello& peer) -> Result<void> {
+          if (peer.rank >= ranks || peer.rank == rank)
+            return error(Code::invalid_argument, "it is not one of the other ranks");
+          if (peer.purpose == Purpose::lane) return keep(*early, socket, peer);
+          return error(Code::invalid_argument, "the group is complete");
+        });
     return std::move(mesh_);
   }
 
  private:
-  bool is_root() const { return options_.rank.index == 0; }
+  bool is_root() const { return options_.rank == options_.root; }
 
   Hello hello(Purpose purpose, uint16_t lane) const {
     Hello out;
@@ -73,7 +98,7 @@ class Joiner {
   // One turn of the loop; false when the deadline has passed.
   bool turn() {
     mesh_.reactor->run_once(kTurn);
-    Nanos now = monotonic_clock().now();
+    Nanos now = network_.clock().now();
     if (mesh_.acceptor) mesh_.acceptor->tick(now);
     for (auto& dial : dials_) dial->tick(now);
     return now < deadline_;
@@ -84,31 +109,91 @@ class Joiner {
                  format_duration(options_.deadline).c_str(), what.c_str());
   }
 
-  Result<void> accept(Fd& socket, const Hello& peer) {
+  Result<void> accept(std::unique_ptr<Socket>& socket, const Hello& peer) {
     auto refuse = [](const char* why) { return error(Code::invalid_argument, "%s", why); };
     if (peer.rank >= options_.ranks || peer.rank == options_.rank.index)
       return refuse("it is not one of the other ranks");
     if (peer.purpose == Purpose::control) {
       if (!is_root()) return refuse("control channels go to rank 0");
+      if (formed_) return refuse("the group has formed without it");
       if (mesh_.control[peer.rank]) return refuse("that rank is here already");
       hellos_[peer.rank] = peer;
       mesh_.control[peer.rank] =
           std::make_unique<ControlChannel>(*mesh_.reactor, std::move(socket), Rank{peer.rank});
       return {};
     }
+    // Another rank may be told to go a moment before this one.
+    if (peer.purpose == Purpose::lane) return keep(*mesh_.early, socket, peer);
+    if (peer.purpose != Purpose::probe) return refuse("the group is not complete yet");
     if (peer.rank != mesh_.previous()) return refuse("it is not the previous rank of the ring");
-    auto& places = peer.purpose == Purpose::lane ? mesh_.lanes_in : mesh_.probe_in;
+    auto& places = mesh_.probe_in;
     if (peer.lane >= places.size() || places[peer.lane]) return refuse("no such lane is missing");
     places[peer.lane] = std::move(socket);
     return {};
   }
 
-  Result<void> listen(const sockaddr_in& address) {
-    WEFT_ASSIGN(Fd listener, tcp::listen_on(address));
-    mesh_.acceptor = std::make_unique<Acceptor>(
-        *mesh_.reactor, std::move(listener), options_.secret,
-        [this](Fd& socket, const Hello& peer) { return accept(socket, peer); });
+  Result<void> listen(const std::string& host, uint16_t port) {
+    WEFT_ASSIGN(std::unique_ptr<Socket> listener, network_.listen(host, port));
+    mesh_.acceptor =
+        std::make_unique<Acceptor>(network_, *mesh_.reactor, std::move(listener), options_.secret,
+                                   [this](std::unique_ptr<Socket>& socket, const Hello& peer) {
+                                     return accept(socket, peer);
+                                   });
     return {};
+  }
+
+  // ---- where rank 0 is
+
+  bool by_file() const { return options_.rendezvous.starts_with(kFile); }
+  std::string file() const { return options_.rendezvous.substr(kFile.size()); }
+
+  // Rank 0: puts its address where the others look for it, whole or not at all.
+  Result<void> write_address() const {
+    std::string words = text("127.0.0.1:%u\n", unsigned{mesh_.acceptor->port()});
+    std::string fresh = file() + ".new";
+    ::unlink(fresh.c_str());
+    Fd made(::open(fresh.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
+    if (!made) return io_error(errno, "cannot write the rendezvous file %s", fresh.c_str());
+    if (::write(made.get(), words.data(), words.size()) != static_cast<ssize_t>(words.size()) ||
+        ::rename(fresh.c_str(), file().c_str()) != 0)
+      return io_error(errno, "cannot write the rendezvous file %s", file().c_str());
+    return {};
+  }
+
+  // Others: where rank 0 listens; empty while that is not known. A file may be one that an earlier
+  // group left behind, so it is read again until rank 0 is reached.
+  std::string root_address() const {
+    if (!by_file()) return options_.rendezvous;
+    Fd found(::open(file().c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+    char words[128];
+    ssize_t got = found ? ::read(found.get(), words, sizeof words) : 0;
+    std::string address(words, got > 0 ? static_cast<size_t>(got) : 0);
+    if (address.empty() || address.back() != '\n') return {};
+    address.pop_back();
+    return address;
+  }
+
+  Result<void> reach_root() {
+    std::string address;
+    while (dials_.empty() || !dials_[0]->done()) {
+      if (std::string now = root_address(); now != address && !now.empty()) {
+        WEFT_ASSIGN(tcp::HostPort root, tcp::split(now));
+        // A name that cannot be found will not be found later either.
+        if (options_.network == nullptr) WEFT_TRY(tcp::resolve(root.host, root.port));
+        dials_.clear();
+        dials_.push_back(std::make_unique<tcp::Dial>(network_, *mesh_.reactor, root.host, root.port,
+                                                     options_.secret, hello(Purpose::control, 0)));
+        address = now;
+      }
+      if (turn()) continue;
+      if (dials_.empty()) return late("rank 0 did not write " + file());
+      return late(text("rank 0 at %s was not reached: %s", address.c_str(), problem(*dials_[0])));
+    }
+    return {};
+  }
+
+  static const char* problem(const tcp::Dial& dial) {
+    return dial.last_problem().empty() ? "no answer" : dial.last_problem().c_str();
   }
 
   // What a rank must have in common with rank 0.
@@ -130,16 +215,24 @@ class Joiner {
 
   // Rank 0: waits for all others to come and say where they listen.
   Result<void> gather() {
-    WEFT_ASSIGN(sockaddr_in address, tcp::resolve(options_.rendezvous));
-    WEFT_TRY(listen(address));
-    std::string own = tcp::to_text(address);
-    mesh_.members[0] = {0, options_.host, 0, own.substr(0, own.rfind(':')), mesh_.acceptor->port()};
+    tcp::HostPort place{"127.0.0.1", 0};
+    if (!by_file()) {
+      WEFT_ASSIGN(place, tcp::split(options_.rendezvous));
+    }
+    WEFT_TRY(listen(place.host, place.port));
+    if (by_file()) WEFT_TRY(write_address());
+    uint32_t own = options_.rank.index;
+    mesh_.members[own] = {own, options_.host, 0, mesh_.acceptor->host(), mesh_.acceptor->port()};
+    machines_.resize(options_.ranks);
+    machines_[own] = machine_;
+    Nanos settled = network_.clock().now() + options_.settle;
     std::vector<bool> registered(options_.ranks, false);
-    registered[0] = true;
+    registered[own] = true;
     std::optional<Error> differs;
     for (;;) {
       std::vector<uint32_t> absent;
-      for (uint32_t r = 1; r < options_.ranks; ++r) {
+      for (uint32_t r = 0; r < options_.ranks; ++r) {
+        if (r == own) continue;
         ControlChannel* channel = mesh_.control[r].get();
         if (channel != nullptr && !registered[r]) {
           // The reason is kept until all are here to hear it.
@@ -147,7 +240,9 @@ class Joiner {
           if (auto frame = channel->receive()) {
             Unpacker fields(frame->payload);
             Member member{r, fields.string(), 0, fields.string(), fields.number<uint16_t>()};
-            if (frame->type != Control::register_ || !fields.complete())
+            machines_[r] = fields.string();
+            if (frame->type != Control::register_ || !fields.complete() ||
+                member.host.size() + member.address.size() + machines_[r].size() > kMaxWords)
               return error(Code::corrupt, "rank %u sent something else than where it listens", r);
             mesh_.members[r] = member;
             registered[r] = true;
@@ -159,21 +254,68 @@ class Joiner {
         if (!registered[r]) absent.push_back(r);
       }
       if (absent.empty()) break;
+      if (options_.survivors && network_.clock().now() > settled) {
+        keep_survivors(registered);
+        break;
+      }
       if (!turn()) return differs ? *differs : late(rank_list(absent) + " did not come");
     }
     if (differs) return *differs;
+    if (options_.survivors && mesh_.ranks == options_.ranks) keep_survivors(registered);
     std::map<std::string, uint32_t> hosts;
     for (Member& member : mesh_.members)
       member.host_index =
           hosts.emplace(member.host, static_cast<uint32_t>(hosts.size())).first->second;
+    if (by_file()) ::unlink(file().c_str());
     Packer table;
+    if (options_.survivors) table.number(mesh_.ranks);
+    for (uint32_t old : old_ranks_) table.number(old);
     for (const Member& member : mesh_.members)
       table.string(member.host)
           .number(member.host_index)
           .string(member.address)
-          .number(member.port);
-    for (uint32_t r = 1; r < options_.ranks; ++r) mesh_.control[r]->send(Control::table, table);
+          .number(member.port)
+          .string(machines_[member.rank]);
+    if (table.bytes().size() > kMaxControlBytes)
+      return error(Code::invalid_argument, "the names of %u hosts are too long for one table",
+                   options_.ranks);
+    for (auto& channel : mesh_.control)
+      if (channel) channel->send(Control::table, table);
+    formed_ = true;
+    find_sharers();
     return {};
+  }
+
+  // The new group: the root first, then the others that came, as they were numbered before.
+  void keep_survivors(const std::vector<bool>& came) {
+    std::vector<Member> members = {mesh_.members[options_.rank.index]};
+    std::vector<std::string> machines = {machine_};
+    std::vector<std::unique_ptr<ControlChannel>> control(1);
+    old_ranks_ = {options_.rank.index};
+    for (uint32_t r = 0; r < options_.ranks; ++r) {
+      if (!came[r] || r == options_.rank.index) continue;
+      auto fresh = static_cast<uint32_t>(members.size());
+      members.push_back(mesh_.members[r]);
+      members.back().rank = fresh;
+      machines.push_back(machines_[r]);
+      mesh_.control[r]->set_peer({fresh});
+      control.push_back(std::move(mesh_.control[r]));
+      old_ranks_.push_back(r);
+    }
+    members[0].rank = 0;
+    mesh_.members = std::move(members);
+    machines_ = std::move(machines);
+    mesh_.control = std::move(control);
+    mesh_.rank = {0};
+    mesh_.ranks = static_cast<uint32_t>(mesh_.members.size());
+  }
+
+  // Names of hosts can be chosen, and equal on different machines: both must agree.
+  void find_sharers() {
+    const std::string& own = machines_[mesh_.rank.index];
+    for (Member& member : mesh_.members)
+      member.shares_memory = member.rank != mesh_.rank.index && !own.empty() &&
+                             machines_[member.rank] == own && member.host == options_.host;
   }
 
   // The frame that rank 0 sends next, or its reason for ending the group.
@@ -201,70 +343,71 @@ class Joiner {
   }
 
   Result<void> register_with_root() {
-    WEFT_ASSIGN(sockaddr_in address, tcp::resolve(options_.rendezvous));
-    dials_.push_back(std::make_unique<tcp::Dial>(*mesh_.reactor, address, options_.secret,
-                                                 hello(Purpose::control, 0)));
-    while (!dials_[0]->done())
-      if (!turn())
-        return late(text("rank 0 at %s was not reached: %s", options_.rendezvous.c_str(),
-                         dials_[0]->last_problem().c_str()));
+    WEFT_TRY(reach_root());
     mesh_.control[0] = std::make_unique<ControlChannel>(*mesh_.reactor, dials_[0]->take(), Rank{0});
     dials_.clear();
 
     // The address that reaches rank 0 is the one that the others can reach.
-    WEFT_ASSIGN(sockaddr_in own, tcp::resolve(mesh_.control[0]->local_host(), 0));
-    WEFT_TRY(listen(own));
+    std::string own = mesh_.control[0]->local_host();
+    if (!options_.interface.empty()) {
+      WEFT_ASSIGN(own, tcp::address_of_interface(options_.interface, own));
+    }
+    WEFT_TRY(listen(own, 0));
     Packer place;
-    place.string(options_.host)
-        .string(mesh_.control[0]->local_host())
-        .number(mesh_.acceptor->port());
+    place.string(options_.host).string(own).number(mesh_.acceptor->port()).string(machine_);
     mesh_.control[0]->send(Control::register_, place);
 
     WEFT_ASSIGN(Frame frame, from_root(Control::table, "other ranks did not come to rank 0"));
     Unpacker fields(frame.payload);
-    for (uint32_t r = 0; r < options_.ranks; ++r) {
+    if (options_.survivors) {
+      mesh_.ranks = fields.number<uint32_t>();
+      if (mesh_.ranks > options_.ranks) return error(Code::corrupt, "the table is too long");
+      mesh_.members.resize(mesh_.ranks);
+      bool named = false;
+      for (uint32_t r = 0; r < mesh_.ranks; ++r) {
+        if (fields.number<uint32_t>() != options_.rank.index) continue;
+        mesh_.rank = {r};
+        named = true;
+      }
+      if (!named) return error(Code::peer_lost, "this rank came too late for the new group");
+    }
+    for (uint32_t r = 0; r < mesh_.ranks; ++r) {
       Member& member = mesh_.members[r];
       member.rank = r;
       member.host = fields.string();
       member.host_index = fields.number<uint32_t>();
       member.address = fields.string();
       member.port = fields.number<uint16_t>();
+      machines_.push_back(fields.string());
     }
     if (!fields.complete()) return error(Code::corrupt, "rank 0 sent a table of other ranks");
+    find_sharers();
     return {};
   }
 
-  Result<void> open_lanes() {
-    if (options_.ranks == 1) return {};
+  // The probe's connections, to the next rank and from the previous one.
+  Result<void> open_probe() {
+    if (probe_flows_ == 0) return {};
     const Member& next = mesh_.members[mesh_.next()];
-    WEFT_ASSIGN(sockaddr_in address, tcp::resolve(next.address, next.port));
-    for (uint16_t lane = 0; lane < options_.lanes; ++lane)
-      dials_.push_back(std::make_unique<tcp::Dial>(*mesh_.reactor, address, options_.secret,
-                                                   hello(Purpose::lane, lane)));
     for (uint16_t lane = 0; lane < probe_flows_; ++lane)
-      dials_.push_back(std::make_unique<tcp::Dial>(*mesh_.reactor, address, options_.secret,
+      dials_.push_back(std::make_unique<tcp::Dial>(network_, *mesh_.reactor, next.address,
+                                                   next.port, options_.secret,
                                                    hello(Purpose::probe, lane)));
-    auto present = [](const std::vector<Fd>& places) {
-      return std::all_of(places.begin(), places.end(), [](const Fd& fd) { return bool(fd); });
-    };
     for (;;) {
       bool out = std::all_of(dials_.begin(), dials_.end(), [](auto& dial) { return dial->done(); });
-      bool in = present(mesh_.lanes_in) && present(mesh_.probe_in);
+      bool in = std::all_of(mesh_.probe_in.begin(), mesh_.probe_in.end(),
+                            [](const auto& socket) { return socket != nullptr; });
       if (out && in) break;
       if (!turn()) {
         if (!out)
           for (auto& dial : dials_)
             if (!dial->done())
-              return late(
-                  text("rank %u was not reached: %s", mesh_.next(), dial->last_problem().c_str()));
-        return late(text("rank %u did not open its lanes", mesh_.previous()));
+              return late(text("rank %u was not reached: %s", mesh_.next(), problem(*dial)));
+        return late(text("rank %u did not open its connections", mesh_.previous()));
       }
       WEFT_TRY(others_are_here());
     }
-    for (size_t i = 0; i < dials_.size(); ++i) {
-      bool is_lane = i < options_.lanes;
-      (is_lane ? mesh_.lanes_out[i] : mesh_.probe_out[i - options_.lanes]) = dials_[i]->take();
-    }
+    for (size_t i = 0; i < dials_.size(); ++i) mesh_.probe_out[i] = dials_[i]->take();
     dials_.clear();
     return {};
   }
@@ -284,11 +427,11 @@ class Joiner {
       if (!frame) return std::move(frame).error();
       return {};
     }
-    std::vector<bool> joined(options_.ranks, false);
+    std::vector<bool> joined(mesh_.ranks, false);
     joined[0] = true;
     for (;;) {
       std::vector<uint32_t> absent;
-      for (uint32_t r = 1; r < options_.ranks; ++r) {
+      for (uint32_t r = 1; r < mesh_.ranks; ++r) {
         if (joined[r]) continue;
         if (auto frame = mesh_.control[r]->receive()) {
           if (frame->type != Control::joined)
@@ -301,9 +444,9 @@ class Joiner {
       }
       if (absent.empty()) break;
       WEFT_TRY(others_are_here());
-      if (!turn()) return late(rank_list(absent) + " did not open all lanes");
+      if (!turn()) return late(rank_list(absent) + " did not open all connections");
     }
-    for (uint32_t r = 1; r < options_.ranks; ++r) mesh_.control[r]->send(Control::go, Packer());
+    for (uint32_t r = 1; r < mesh_.ranks; ++r) mesh_.control[r]->send(Control::go, Packer());
     return {};
   }
 
@@ -314,17 +457,24 @@ class Joiner {
     for (auto& channel : mesh_.control)
       if (channel) channel->send(Control::abort, reason);
     // They close when they have read it; closing first could take the words back.
-    Nanos until = monotonic_clock().now() + Nanos::from_seconds(1);
-    for (bool open = true; open && monotonic_clock().now() < until;) {
+    Nanos until = network_.clock().now() + Nanos::from_seconds(1);
+    for (bool open = true; open && network_.clock().now() < until;) {
       mesh_.reactor->run_once(kTurn);
       open = false;
       for (auto& channel : mesh_.control) open = open || (channel && !channel->failure());
     }
   }
 
+  static constexpr std::string_view kFile = "file:";
+
   const JoinOptions& options_;
+  Network& network_;
   Nanos deadline_;
+  std::string machine_;
+  std::vector<std::string> machines_;  // by rank
+  std::vector<uint32_t> old_ranks_;    // survivors: by new rank
   Mesh mesh_;
+  bool formed_ = false;  // rank 0: nobody else is let in
   uint16_t probe_flows_ = 0;
   std::map<uint32_t, Hello> hellos_;
   std::vector<std::unique_ptr<tcp::Dial>> dials_;
@@ -345,13 +495,33 @@ Result<Mesh> join(const JoinOptions& options) {
   if (options.ranks == 1) {
     Mesh alone;
     alone.rank = options.rank;
+    alone.network = options.network != nullptr ? options.network : &kernel_network();
     alone.members = {{0, options.host, 0, "", 0}};
-    alone.reactor = std::make_unique<Reactor>();
+    alone.reactor = alone.network->reactor();
     return alone;
   }
   auto mesh = Joiner(options).run();
   if (!mesh) return std::move(mesh).error().in("join");
   return mesh;
+}
+
+Result<std::unique_ptr<Socket>> call(const std::string& address, const std::string& secret,
+                                     Purpose purpose, Nanos deadline) {
+  WEFT_ASSIGN(tcp::HostPort place, tcp::split(address));
+  Network& network = kernel_network();
+  auto reactor = network.reactor();
+  Hello hello;
+  hello.purpose = purpose;
+  tcp::Dial dial(network, *reactor, place.host, place.port, secret, hello);
+  Nanos until = network.clock().now() + deadline;
+  while (!dial.done()) {
+    if (network.clock().now() > until)
+      return error(Code::timeout, "%s was not reached within %s: %s", address.c_str(),
+                   format_duration(deadline).c_str(), dial.last_problem().c_str());
+    reactor->run_once(kTurn);
+    dial.tick(network.clock().now());
+  }
+  return dial.take();
 }
 
 }  // namespace weft::transport

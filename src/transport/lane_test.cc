@@ -1,10 +1,11 @@
-// Chunks over lanes: real connections, and what a damaged or a dead peer does to them.
+// Chunks over lanes: real connections, and what a damaged, a dying or a lying peer does to them.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cstring>
 #include <map>
 
+#include "chunk_testing.h"
 #include "testing.h"
 #include "weft/transport.h"
 
@@ -12,104 +13,14 @@ namespace weft::transport {
 namespace {
 
 using testing::HasSubstr;
-
-// Sends what is queued, keeps what arrives.
-class TestHandler final : public ChunkHandler {
- public:
-  void queue(uint32_t operation, uint32_t chunk, std::vector<std::vector<std::byte>> parts) {
-    ChunkHeader header;
-    header.operation = operation;
-    header.chunk = chunk;
-    header.step = 2;
-    header.message = 1000 + chunk;
-    for (auto& part : parts) header.length += static_cast<uint32_t>(part.size());
-    queue_.push_back({header, std::move(parts)});
-  }
-
-  bool take(uint16_t, OutgoingChunk& out) override {
-    if (queue_.empty()) return false;
-    // Payload stays valid until sent(): by message, because lanes send at the same time.
-    auto [place, inserted] =
-        sending_.emplace(queue_.front().header.message, std::move(queue_.front()));
-    queue_.pop_front();
-    out.header = place->second.header;
-    for (auto& part : place->second.parts) out.payload.push_back(part);
-    return true;
-  }
-  void sent(uint16_t lane, const ChunkHeader& header, Moment when) override {
-    EXPECT_LE(when.first, when.last);
-    sending_.erase(header.message);
-    ++sent_by_lane[lane];
-  }
-  Result<Landing> arriving(uint16_t, const ChunkHeader& header) override {
-    ++offers;
-    if (header.operation >= first_unknown) return Landing{true, {}};
-    if (refuse) return error(Code::invalid_argument, "not wanted");
-    Arrived& place = arriving_[header.message];
-    place.header = header;
-    // In uneven parts, some empty.
-    Landing landing;
-    place.payload.resize(header.length);
-    for (size_t from = 0, size = 0; from < header.length; from += size, size = size * 2 + 1) {
-      size_t here = std::min<size_t>(size, header.length - from);
-      landing.payload.push_back(std::span(place.payload).subspan(from, here));
-      size = here;
-    }
-    return landing;
-  }
-  Result<void> arrived(uint16_t lane, const ChunkHeader& header, Moment when) override {
-    EXPECT_LE(when.first, when.last);
-    arrived_.push_back(std::move(arriving_.at(header.message)));
-    arriving_.erase(header.message);
-    ++arrived_by_lane[lane];
-    return {};
-  }
-
-  struct Arrived {
-    ChunkHeader header;
-    std::vector<std::byte> payload;
-  };
-  std::vector<Arrived> arrived_;
-  std::map<uint16_t, size_t> sent_by_lane, arrived_by_lane;
-  size_t offers = 0;
-  uint32_t first_unknown = 0xffffffff;
-  bool refuse = false;
-
- private:
-  struct Queued {
-    ChunkHeader header;
-    std::vector<std::vector<std::byte>> parts;
-  };
-  std::deque<Queued> queue_;
-  std::map<uint64_t, Queued> sending_;
-  std::map<uint64_t, Arrived> arriving_;
-};
-
-std::vector<std::byte> noise(size_t size, uint64_t seed) {
-  std::vector<std::byte> out(size);
-  Rng rng(seed);
-  for (std::byte& b : out) b = std::byte(rng.below(256));
-  return out;
-}
-
-// A lane with its own handler and the error that ended it.
-struct End {
-  End(Reactor& reactor, Fd socket, uint16_t index = 0)
-      : lane(reactor, std::move(socket), index, handler, monotonic_clock(),
-             cost::unsent_limit(64u << 10), [this](uint16_t, Error told) {
-               EXPECT_FALSE(error) << "told twice";
-               error = std::move(told);
-             }) {}
-  TestHandler handler;
-  std::optional<Error> error;
-  Lane lane;
-};
+using Role = Lane::Role;
 
 // The bytes of a chunk as a lane writes them.
 std::vector<std::byte> as_sent(uint32_t operation, uint32_t chunk,
                                std::vector<std::vector<std::byte>> parts) {
   auto [one, two] = tcp_pair();
-  Reactor reactor;
+  auto world = new_reactor();
+  Reactor& reactor = *world;
   End sender(reactor, std::move(one));
   size_t size = kChunkHeaderBytes;
   for (auto& part : parts) size += part.size();
@@ -122,7 +33,8 @@ std::vector<std::byte> as_sent(uint32_t operation, uint32_t chunk,
 
 TEST(Lane, carries_chunks_of_many_parts_and_of_none) {
   auto [one, two] = tcp_pair();
-  Reactor reactor;
+  auto world = new_reactor();
+  Reactor& reactor = *world;
   End from(reactor, std::move(one)), to(reactor, std::move(two));
   Rng rng(3);
   std::vector<std::vector<std::byte>> expected;
@@ -158,7 +70,8 @@ TEST(Lane, carries_chunks_of_many_parts_and_of_none) {
 
 TEST(Lane, carries_both_directions_at_once) {
   auto [one, two] = tcp_pair();
-  Reactor reactor;
+  auto world = new_reactor();
+  Reactor& reactor = *world;
   End left(reactor, std::move(one)), right(reactor, std::move(two));
   for (uint32_t chunk = 0; chunk < 64; ++chunk) {
     left.handler.queue(0, chunk, {noise(300000, chunk)});
@@ -174,7 +87,8 @@ TEST(Lane, carries_both_directions_at_once) {
 
 TEST(Lane, stops_at_a_chunk_that_is_not_due_and_goes_on_when_it_is) {
   auto [one, two] = tcp_pair();
-  Reactor reactor;
+  auto world = new_reactor();
+  Reactor& reactor = *world;
   End from(reactor, std::move(one)), to(reactor, std::move(two));
   to.handler.first_unknown = 1;
   for (uint32_t chunk = 0; chunk < 6; ++chunk)
@@ -212,7 +126,8 @@ TEST(Lane, damage_to_any_byte_of_a_chunk_is_noticed_and_named) {
   for (size_t at = 0; at < good.size(); ++at) {
     SCOPED_TRACE(at);
     auto [one, two] = tcp_pair();
-    Reactor reactor;
+    auto world = new_reactor();
+    Reactor& reactor = *world;
     End to(reactor, std::move(one));
     std::vector<std::byte> bad = good;
     bad[at] ^= std::byte{0x10};
@@ -233,7 +148,8 @@ TEST(Lane, damage_to_any_byte_of_a_chunk_is_noticed_and_named) {
 TEST(Lane, a_length_beyond_the_bound_is_refused_before_anyone_is_asked) {
   for (uint32_t length : {kMaxChunkBytes + 1, 0xffffffffu}) {
     auto [one, two] = tcp_pair();
-    Reactor reactor;
+    auto world = new_reactor();
+    Reactor& reactor = *world;
     End to(reactor, std::move(one));
     ChunkHeader header;
     header.length = length;
@@ -253,7 +169,8 @@ TEST(Lane, a_peer_that_dies_anywhere_in_a_chunk_is_lost) {
                       good.size()}) {
     SCOPED_TRACE(size);
     auto [one, two] = tcp_pair();
-    Reactor reactor;
+    auto world = new_reactor();
+    Reactor& reactor = *world;
     End to(reactor, std::move(one));
     ASSERT_TRUE(send_all(two.get(), std::span(good).first(size)));
     two.reset();
@@ -265,7 +182,8 @@ TEST(Lane, a_peer_that_dies_anywhere_in_a_chunk_is_lost) {
 
 TEST(Lane, a_peer_that_dies_is_noticed_by_the_sender) {
   auto [one, two] = tcp_pair();
-  Reactor reactor;
+  auto world = new_reactor();
+  Reactor& reactor = *world;
   End from(reactor, std::move(one));
   for (uint32_t chunk = 0; chunk < 500; ++chunk)
     from.handler.queue(0, chunk, {noise(60000, chunk)});
@@ -279,7 +197,8 @@ TEST(Lane, a_peer_that_dies_is_noticed_by_the_sender) {
 
 TEST(Lane, what_the_handler_refuses_ends_the_lane_with_its_words) {
   auto [one, two] = tcp_pair();
-  Reactor reactor;
+  auto world = new_reactor();
+  Reactor& reactor = *world;
   End to(reactor, std::move(one));
   to.handler.refuse = true;
   ASSERT_TRUE(send_all(two.get(), as_sent(1, 1, {noise(10, 1)})));
@@ -289,7 +208,8 @@ TEST(Lane, what_the_handler_refuses_ends_the_lane_with_its_words) {
 
 TEST(Lane, that_is_halted_touches_nothing_more) {
   auto [one, two] = tcp_pair();
-  Reactor reactor;
+  auto world = new_reactor();
+  Reactor& reactor = *world;
   End to(reactor, std::move(one));
   std::vector<std::byte> good = as_sent(1, 1, {noise(5000, 1)});
   ASSERT_TRUE(send_all(two.get(), std::span(good).first(2500)));
@@ -306,14 +226,15 @@ TEST(Lane, that_is_halted_touches_nothing_more) {
 TEST(Lane, one_that_is_not_served_does_not_hold_up_the_others) {
   auto [fast_out, fast_in] = tcp_pair();
   auto [stuck_out, stuck_in] = tcp_pair();
-  Reactor reactor;
+  auto world = new_reactor();
+  Reactor& reactor = *world;
   TestHandler source;
   std::optional<Error> failure;
-  auto on_error = [&](uint16_t, Error told) { failure = std::move(told); };
-  Lane fast(reactor, std::move(fast_out), 0, source, monotonic_clock(),
+  auto on_error = [&](uint32_t, Error told) { failure = std::move(told); };
+  Lane fast(Role::both, reactor, adopt(std::move(fast_out)), nullptr, 0, source, monotonic_clock(),
             cost::unsent_limit(64u << 10), on_error);
-  Lane stuck(reactor, std::move(stuck_out), 1, source, monotonic_clock(),
-             cost::unsent_limit(64u << 10), on_error);
+  Lane stuck(Role::both, reactor, adopt(std::move(stuck_out)), nullptr, 1, source,
+             monotonic_clock(), cost::unsent_limit(64u << 10), on_error);
   End to(reactor, std::move(fast_in));
   constexpr uint32_t kChunks = 1024;
   std::vector<std::byte> payload = noise(64u << 10, 1);
@@ -342,6 +263,261 @@ TEST(Lane, one_that_is_not_served_does_not_hold_up_the_others) {
   EXPECT_EQ(source.sent_by_lane[0] + taken + 1, kChunks);
   EXPECT_EQ(to.handler.arrived_.size(), source.sent_by_lane[0]);
   EXPECT_LT(taken, kChunks / 4);
+}
+
+// ---- the two ends of a lane, and receipts ------------------------------------------------
+
+std::vector<std::byte> receipt(uint64_t chunks, uint32_t flags = 0, const char* magic = "wAck") {
+  std::vector<std::byte> out(16);
+  std::memcpy(out.data(), magic, 4);
+  std::memcpy(out.data() + 4, &flags, 4);
+  std::memcpy(out.data() + 8, &chunks, 8);
+  return out;
+}
+
+// An `out` lane, and the other end of its connection in our hands.
+struct OutLane {
+  OutLane() : OutLane(tcp_pair()) {}
+  explicit OutLane(std::pair<Fd, Fd> ends)
+      : world(new_reactor()),
+        peer(std::move(ends.second)),
+        end(Role::out, *world, adopt(std::move(ends.first))) {}
+  void greet() {
+    EXPECT_TRUE(send_all(peer.get(), receipt(0)));
+    EXPECT_TRUE(turn_until(*world, [&] { return end.lane.ready(); }));
+  }
+  // Reads as many bytes as the lane has sent.
+  void drain() {
+    std::vector<std::byte> bytes(1u << 16);
+    while (drained < end.lane.counters().bytes_sent) {
+      ssize_t got = ::recv(peer.get(), bytes.data(), bytes.size(), 0);
+      ASSERT_GT(got, 0);
+      drained += static_cast<uint64_t>(got);
+    }
+  }
+  std::unique_ptr<Reactor> world;
+  Fd peer;
+  End end;
+  uint64_t drained = 0;
+};
+
+TEST(LaneEnds, nothing_is_sent_before_the_other_end_has_answered) {
+  auto [one, two] = tcp_pair();
+  auto world = new_reactor();
+  End out(Role::out, *world, adopt(std::move(one)));
+  out.handler.queue(0, 0, {noise(100, 1)});
+  for (int i = 0; i < 5; ++i) {
+    EXPECT_FALSE(out.lane.ready());
+    EXPECT_FALSE(out.lane.send_one());
+    world->run_once(Nanos::from_millis(1));
+  }
+  EXPECT_EQ(out.handler.waiting(), 1u);
+  End in(Role::in, *world, adopt(std::move(two)));
+  ASSERT_TRUE(turn_until(*world, [&] { return out.lane.ready(); }));
+  EXPECT_TRUE(out.lane.send_one());
+  ASSERT_TRUE(turn_until(*world, [&] { return in.handler.arrived_.size() == 1; }));
+  EXPECT_EQ(in.handler.arrived_[0].payload, noise(100, 1));
+}
+
+TEST(LaneEnds, a_greeting_cut_into_bytes_is_a_greeting) {
+  OutLane out;
+  for (std::byte byte : receipt(0)) {
+    EXPECT_FALSE(out.end.lane.ready());
+    ASSERT_TRUE(send_all(out.peer.get(), std::span(&byte, 1)));
+    for (int i = 0; i < 3; ++i) out.world->run_once(Nanos::from_millis(1));
+  }
+  EXPECT_TRUE(out.end.lane.ready());
+}
+
+TEST(LaneEnds, a_small_chunk_is_settled_when_it_has_left_and_a_large_one_when_it_has_arrived) {
+  OutLane out;
+  out.greet();
+  out.end.handler.queue(0, 0, {noise(kRetainedBytes, 1)});
+  out.end.handler.queue(0, 1, {noise(kRetainedBytes + 1, 2)});
+  out.end.handler.queue(0, 2, {});
+  out.end.handler.queue(0, 3, {noise(kRetainedBytes + 1, 3)});
+  ASSERT_TRUE(turn_until(*out.world, [&] {
+    out.end.send_all();
+    out.drain();
+    return out.end.handler.sent_.size() == 4;
+  }));
+  EXPECT_THAT(out.end.handler.settled_, testing::ElementsAre(0, 2));
+  EXPECT_EQ(out.end.handler.held(), 2u);
+  ASSERT_TRUE(send_all(out.peer.get(), receipt(1)));  // of the small one: nothing new
+  ASSERT_TRUE(send_all(out.peer.get(), receipt(2)));
+  ASSERT_TRUE(turn_until(*out.world, [&] { return out.end.handler.settled_.size() == 3; }));
+  EXPECT_THAT(out.end.handler.settled_, testing::ElementsAre(0, 2, 1));
+  ASSERT_TRUE(send_all(out.peer.get(), receipt(2)));  // again: allowed
+  ASSERT_TRUE(send_all(out.peer.get(), receipt(4)));
+  ASSERT_TRUE(turn_until(*out.world, [&] { return out.end.handler.settled_.size() == 4; }));
+  EXPECT_EQ(out.end.handler.held(), 0u);
+  EXPECT_FALSE(out.end.error);
+}
+
+TEST(LaneEnds, receipts_come_by_themselves_and_what_is_kept_stays_bounded) {
+  auto [one, two] = tcp_pair();
+  auto world = new_reactor();
+  End out(Role::out, *world, adopt(std::move(one)));
+  End in(Role::in, *world, adopt(std::move(two)));
+  Rng rng(11);
+  std::vector<size_t> sizes;
+  for (uint32_t chunk = 0; chunk < 600; ++chunk) {
+    sizes.push_back(rng.below(10) == 0 ? 65000 + rng.below(200000) : rng.below(3000));
+    out.handler.queue(0, chunk, {noise(sizes.back(), chunk)});
+  }
+  ASSERT_TRUE(turn_until(*world,
+                         [&] {
+                           out.send_all();
+                           return in.handler.arrived_.size() == sizes.size() &&
+                                  out.handler.held() == 0;
+                         }))
+      << in.handler.arrived_.size() << " " << out.handler.held();
+  for (uint32_t chunk = 0; chunk < sizes.size(); ++chunk)
+    EXPECT_EQ(in.handler.arrived_[chunk].payload, noise(sizes[chunk], chunk)) << chunk;
+  EXPECT_EQ(out.handler.settled_.size(), sizes.size());
+  out.lane.halt();
+  size_t bytes = 0;
+  auto kept = out.lane.take_unsettled();
+  for (const auto& chunk : kept) bytes += chunk.payload.size();
+  EXPECT_LT(kept.size(), 64u);
+  EXPECT_LT(bytes, (256u << 10) + kRetainedBytes);
+}
+
+// out ══ proxy ══ in; the proxy ends both connections when `limit` bytes have gone through.
+struct CutLane {
+  explicit CutLane(uint64_t limit) : left(limit) {
+    auto [a, b] = tcp_pair();
+    auto [c, d] = tcp_pair();
+    out = std::make_unique<End>(Role::out, *world, adopt(std::move(a)));
+    in = std::make_unique<End>(Role::in, *world, adopt(std::move(d)));
+    here = std::move(b);
+    there = std::move(c);
+  }
+  void turn() {
+    out->send_all();
+    world->run_once(Nanos::from_millis(left > 0 ? 0 : 1));
+    if (!here) return;
+    std::array<std::byte, 30000> bytes;
+    ssize_t got =
+        ::recv(here.get(), bytes.data(), std::min<uint64_t>(left, bytes.size()), MSG_DONTWAIT);
+    if (got > 0) {
+      left -= static_cast<uint64_t>(got);
+      ASSERT_TRUE(send_all(there.get(), std::span(bytes).first(static_cast<size_t>(got))));
+    }
+    got = ::recv(there.get(), bytes.data(), bytes.size(), MSG_DONTWAIT);
+    if (got > 0) send_all(here.get(), std::span(bytes).first(static_cast<size_t>(got)));
+    // Not before the greeting was passed on.
+    if (left > 0 || !out->lane.ready()) return;
+    here.reset();
+    there.reset();
+  }
+  uint64_t left;
+  std::unique_ptr<Reactor> world = new_reactor();
+  std::unique_ptr<End> out, in;
+  Fd here, there;
+};
+
+TEST(LaneEnds, what_a_cut_at_any_byte_may_have_lost_is_known_and_can_be_sent_again) {
+  const std::vector<size_t> sizes = {10, 0, 70000, 300, 65536, 65537, 1, 90000};
+  std::vector<uint64_t> cuts = {0, 1};
+  uint64_t total = 0;
+  for (size_t size : sizes) {
+    for (uint64_t at : {total + 63, total + 64, total + 65, total + 64 + size / 2})
+      cuts.push_back(at);
+    total += 64 + size;
+    cuts.push_back(total - 1);
+    cuts.push_back(total);
+  }
+  Rng rng(5);
+  for (int i = 0; i < 20; ++i) cuts.push_back(rng.below(total));
+  for (uint64_t cut : cuts) {
+    SCOPED_TRACE(text("cut after %llu of %llu", static_cast<unsigned long long>(cut),
+                      static_cast<unsigned long long>(total)));
+    CutLane line(cut);
+    for (uint32_t chunk = 0; chunk < sizes.size(); ++chunk)
+      line.out->handler.queue(
+          0, chunk,
+          {noise(sizes[chunk] / 3, chunk), noise(sizes[chunk] - sizes[chunk] / 3, chunk + 100)});
+    Nanos deadline = monotonic_clock().now() + Nanos::from_seconds(10);
+    while (!line.out->error || !line.in->error) {
+      ASSERT_NO_FATAL_FAILURE(line.turn());
+      ASSERT_LT(monotonic_clock().now(), deadline);
+    }
+    std::vector<uint32_t> arrived;
+    for (const auto& one : line.in->handler.arrived_) arrived.push_back(one.header.chunk);
+    auto kept = line.out->lane.take_unsettled();
+    auto taken = static_cast<uint32_t>(sizes.size() - line.out->handler.waiting());
+    ASSERT_LE(kept.size(), taken);
+    // The last ones, in order, and none that is certain to have arrived is missing from them.
+    auto first = static_cast<uint32_t>(taken - kept.size());
+    EXPECT_LE(first, arrived.size());
+    for (uint32_t i = 0; i < kept.size(); ++i) {
+      uint32_t chunk = first + i;
+      EXPECT_EQ(kept[i].header.chunk, chunk);
+      EXPECT_EQ(kept[i].token, (1000 + chunk) * 7);
+      bool left_whole =
+          std::count(line.out->handler.sent_.begin(), line.out->handler.sent_.end(), chunk) == 1;
+      EXPECT_EQ(kept[i].retained, left_whole && sizes[chunk] <= kRetainedBytes);
+      bool settled = std::count(line.out->handler.settled_.begin(),
+                                line.out->handler.settled_.end(), chunk) == 1;
+      EXPECT_EQ(kept[i].retained, settled) << "either the lane has the bytes or the handler";
+      if (!kept[i].retained) continue;
+      std::vector<std::byte> expected = noise(sizes[chunk] / 3, chunk);
+      std::vector<std::byte> rest = noise(sizes[chunk] - sizes[chunk] / 3, chunk + 100);
+      expected.insert(expected.end(), rest.begin(), rest.end());
+      EXPECT_EQ(kept[i].payload, expected);
+    }
+    EXPECT_TRUE(line.out->lane.take_unsettled().empty()) << "only once";
+  }
+}
+
+TEST(LaneEnds, a_peer_that_lies_in_its_receipts_is_refused) {
+  struct {
+    const char* name;
+    std::vector<std::byte> bytes;
+    bool greeted;
+  } lies[] = {
+      {"more than was sent", receipt(3), true},
+      {"far more", receipt(~uint64_t{0}), true},
+      {"other words", receipt(1, 0, "wack"), true},
+      {"chunks before any was sent", receipt(1), false},
+      {"memory that was not offered", receipt(0, 1), false},
+      {"a page", std::vector<std::byte>(200, std::byte{'<'}), false},
+  };
+  for (auto& lie : lies) {
+    SCOPED_TRACE(lie.name);
+    OutLane out;
+    if (lie.greeted) {
+      out.greet();
+      out.end.handler.queue(0, 0, {noise(100, 1)});
+      out.end.handler.queue(0, 1, {noise(70000, 1)});
+      ASSERT_TRUE(turn_until(*out.world, [&] {
+        out.end.send_all();
+        out.drain();
+        return out.end.handler.sent_.size() == 2;
+      }));
+    }
+    ASSERT_TRUE(send_all(out.peer.get(), lie.bytes));
+    ASSERT_TRUE(turn_until(*out.world, [&] { return out.end.error.has_value(); }));
+    EXPECT_EQ(out.end.error->code(), Code::corrupt);
+    EXPECT_THAT(out.end.error->message(), HasSubstr("receipt"));
+    EXPECT_EQ(out.end.lane.take_unsettled().size(), lie.greeted ? 2u : 0u);
+  }
+  // Taking back what was confirmed.
+  OutLane out;
+  out.greet();
+  out.end.handler.queue(0, 0, {noise(100, 1)});
+  out.end.handler.queue(0, 1, {noise(70000, 1)});
+  ASSERT_TRUE(turn_until(*out.world, [&] {
+    out.end.send_all();
+    out.drain();
+    return out.end.handler.sent_.size() == 2;
+  }));
+  send_all(out.peer.get(), receipt(2));
+  ASSERT_TRUE(turn_until(*out.world, [&] { return out.end.handler.settled_.size() == 2; }));
+  send_all(out.peer.get(), receipt(1));
+  ASSERT_TRUE(turn_until(*out.world, [&] { return out.end.error.has_value(); }));
+  EXPECT_EQ(out.end.error->code(), Code::corrupt);
 }
 
 }  // namespace

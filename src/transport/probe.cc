@@ -128,7 +128,7 @@ class Traffic final : public ChunkHandler {
   bool done() const { return ends_due_ == 0 && ends_to_send_ == 0; }
   uint64_t chunks_in() const { return chunks_in_; }
 
-  bool take(uint16_t lane, OutgoingChunk& out) override {
+  bool take(uint32_t lane, OutgoingChunk& out) override {
     if (!sends_ || lane < send_first_ || lane >= send_first_ + step_.flows || ended_[lane])
       return false;
     bool end = clock_.now() >= stop_at_;
@@ -141,17 +141,18 @@ class Traffic final : public ChunkHandler {
     if (!end) out.payload.push_back(std::span(source_).first(step_.chunk_bytes));
     return true;
   }
-  void sent(uint16_t, const ChunkHeader& header, Moment) override {
+  void sent(uint32_t, const ChunkHeader& header, uint64_t, Moment) override {
     if (header.chunk == kEndOfStep) --ends_to_send_;
   }
-  Result<Landing> arriving(uint16_t lane, const ChunkHeader& header) override {
+  Result<Landing> arriving(uint32_t lane, const ChunkHeader& header, bool) override {
     if (header.collective != kProbeCollective || header.length > source_.size())
       return error(Code::corrupt, "something else than probe traffic on a probe connection");
-    if (header.operation > index_) return Landing{true, {}};  // the next step, not begun here
+    if (header.operation > index_)
+      return Landing{true, false, {}};  // the next step, not begun here
     scratch_[lane].resize(std::max<size_t>(scratch_[lane].size(), header.length));
-    return Landing{false, {std::span(scratch_[lane]).first(header.length)}};
+    return Landing{false, false, {std::span(scratch_[lane]).first(header.length)}};
   }
-  Result<void> arrived(uint16_t, const ChunkHeader& header, Moment) override {
+  Result<void> arrived(uint32_t, const ChunkHeader& header, const std::byte*, Moment) override {
     if (header.chunk == kEndOfStep && ends_due_ > 0)
       --ends_due_;
     else
@@ -187,11 +188,12 @@ class Prober {
         recorder_(recorder),
         steps_(make_steps(options)),
         traffic_(clock_, std::max(options.chunk_bytes, options.other_chunk_bytes)) {
-    auto open = [&](std::vector<Fd>& sockets, uint16_t first) {
+    auto open = [&](std::vector<std::unique_ptr<Socket>>& sockets, uint16_t first) {
       for (size_t i = 0; i < sockets.size(); ++i)
         lanes_.push_back(std::make_unique<Lane>(
-            *mesh_.reactor, std::move(sockets[i]), static_cast<uint16_t>(first + i), traffic_,
-            clock_, cost::unsent_limit(options.chunk_bytes), [this](uint16_t, Error error) {
+            Lane::Role::both, *mesh_.reactor, std::move(sockets[i]), nullptr,
+            static_cast<uint32_t>(first + i), traffic_, clock_,
+            cost::unsent_limit(options.chunk_bytes), [this](uint32_t, Error error) {
               if (!failure_) failure_ = std::move(error);
             }));
       sockets.clear();

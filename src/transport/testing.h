@@ -4,6 +4,7 @@
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -91,8 +92,9 @@ inline bool is_closed_by_peer(int fd) {
 // The connector's side of the handshake on a socket that blocks; true when both proved themselves.
 inline bool prove(int fd, const std::string& secret, const Hello& hello) {
   tcp::Handshake handshake(tcp::Handshake::Role::connector, secret, hello);
+  std::unique_ptr<Socket> socket = adopt(Fd(::dup(fd)));
   for (int turn = 0; turn < 5000; ++turn) {
-    auto finished = handshake.advance(fd);
+    auto finished = handshake.advance(*socket);
     if (!finished) return false;
     if (*finished) return true;
     pause_ms(1);
@@ -131,6 +133,8 @@ class LogLines {
   std::vector<std::string> lines_;
 };
 
+inline std::unique_ptr<Reactor> new_reactor() { return kernel_network().reactor(); }
+
 inline JoinOptions options_for(uint32_t rank, uint32_t ranks, uint16_t port) {
   JoinOptions options;
   options.rank = {rank};
@@ -140,6 +144,7 @@ inline JoinOptions options_for(uint32_t rank, uint32_t ranks, uint16_t port) {
   options.host = text("host%u", rank / 2);
   options.agreement = "the same";
   options.probe = false;
+  options.shared_memory = false;
   options.deadline = Nanos::from_seconds(10);
   return options;
 }
@@ -174,5 +179,51 @@ inline bool turn_until(Reactor& reactor, const std::function<bool()>& done) {
   }
   return true;
 }
+
+// The lanes of a group that all live in this thread.
+struct LinkedGroup {
+  struct Line {
+    Rank peer;
+    uint16_t lane;
+    std::unique_ptr<Socket> socket;
+    std::shared_ptr<shm::Segment> shared;
+  };
+  struct Side {
+    std::vector<Line> opened, accepted;
+    std::unique_ptr<Socket> asked;
+    std::unique_ptr<Links> links;
+  };
+
+  explicit LinkedGroup(std::vector<Result<Mesh>>& joined) : meshes(joined), sides(joined.size()) {
+    for (size_t rank = 0; rank < meshes.size(); ++rank) {
+      Side& side = sides[rank];
+      Links::Callbacks callbacks;
+      callbacks.opened = [&side](Rank peer, uint16_t lane, auto socket, auto shared) {
+        side.opened.push_back({peer, lane, std::move(socket), std::move(shared)});
+      };
+      callbacks.accepted = [&side](Rank peer, uint16_t lane, auto socket, auto shared) {
+        side.accepted.push_back({peer, lane, std::move(socket), std::move(shared)});
+      };
+      callbacks.asked = [&side](auto socket) { side.asked = std::move(socket); };
+      side.links = std::make_unique<Links>(*meshes[rank], std::move(callbacks));
+    }
+  }
+
+  // Turns all of them until `done` says so; false after ten seconds.
+  bool turn_until(const std::function<bool()>& done) {
+    Nanos deadline = monotonic_clock().now() + Nanos::from_seconds(10);
+    while (!done()) {
+      if (monotonic_clock().now() > deadline) return false;
+      for (size_t rank = 0; rank < meshes.size(); ++rank) {
+        meshes[rank]->reactor->run_once(Nanos::from_millis(1));
+        sides[rank].links->tick(monotonic_clock().now());
+      }
+    }
+    return true;
+  }
+
+  std::vector<Result<Mesh>>& meshes;
+  std::vector<Side> sides;
+};
 
 }  // namespace weft::transport

@@ -28,6 +28,9 @@ ChunkHeader full_header() {
   header.first = uint64_t{1} << 33;
   header.length = 262144;
   header.root = 2;
+  header.type = 3;
+  header.op = 4;
+  header.group = 0x01020304;
   header.message = 0x0000030000000001;
   header.checksum = 0x0123456789abcdef;
   return header;
@@ -47,6 +50,9 @@ TEST(Wire, a_header_reads_back) {
   EXPECT_EQ(read->first, header.first);
   EXPECT_EQ(read->length, header.length);
   EXPECT_EQ(read->root, header.root);
+  EXPECT_EQ(read->type, header.type);
+  EXPECT_EQ(read->op, header.op);
+  EXPECT_EQ(read->group, header.group);
   EXPECT_EQ(read->message, header.message);
   EXPECT_EQ(read->checksum, header.checksum);
 }
@@ -60,7 +66,7 @@ TEST(Wire, a_header_is_laid_out_as_documented) {
     return value;
   };
   EXPECT_EQ(std::memcmp(bytes.data(), "wHCk", 4), 0);
-  EXPECT_EQ(at(4, uint8_t{}), 1);
+  EXPECT_EQ(at(4, uint8_t{}), 2);
   EXPECT_EQ(at(5, uint8_t{}), 1);
   EXPECT_EQ(at(6, uint16_t{}), 5);
   EXPECT_EQ(at(8, uint32_t{}), 0x80000007u);
@@ -68,10 +74,12 @@ TEST(Wire, a_header_is_laid_out_as_documented) {
   EXPECT_EQ(at(16, uint64_t{}), uint64_t{3} << 33);
   EXPECT_EQ(at(24, uint64_t{}), uint64_t{1} << 33);
   EXPECT_EQ(at(32, uint32_t{}), 262144u);
-  EXPECT_EQ(at(36, uint32_t{}), 2u);
+  EXPECT_EQ(at(36, uint16_t{}), 2);
+  EXPECT_EQ(at(38, uint8_t{}), 3);
+  EXPECT_EQ(at(39, uint8_t{}), 4);
   EXPECT_EQ(at(40, uint64_t{}), 0x0000030000000001u);
   EXPECT_EQ(at(48, uint64_t{}), 0x0123456789abcdefu);
-  EXPECT_EQ(at(56, uint32_t{}), 0u);
+  EXPECT_EQ(at(56, uint32_t{}), 0x01020304u);
 }
 
 TEST(Wire, a_header_with_any_one_bit_flipped_is_refused) {
@@ -164,6 +172,7 @@ TEST(Fields, a_hello_reads_back_and_others_are_refused) {
   hello.lanes = 8;
   hello.probe = 1;
   hello.agreement = std::string(kMaxAgreement, 'h');
+  hello.shared = std::string(40, 's');
   auto bytes = tcp::encode_hello(hello);
   auto read = tcp::decode_hello(bytes);
   ASSERT_TRUE(read);
@@ -174,9 +183,10 @@ TEST(Fields, a_hello_reads_back_and_others_are_refused) {
   EXPECT_EQ(read->lanes, 8);
   EXPECT_EQ(read->probe, 1);
   EXPECT_EQ(read->agreement, hello.agreement);
+  EXPECT_EQ(read->shared, hello.shared);
   bytes[2] = std::byte{9};
   EXPECT_FALSE(tcp::decode_hello(bytes));
-  hello.protocol = 2;
+  hello.protocol = kProtocol + 1;
   auto newer = tcp::decode_hello(tcp::encode_hello(hello));
   ASSERT_FALSE(newer);
   EXPECT_EQ(newer.error().code(), Code::unsupported);
@@ -184,26 +194,34 @@ TEST(Fields, a_hello_reads_back_and_others_are_refused) {
 
 // ---- joining -----------------------------------------------------------------------------
 
-// What goes into lane i of a rank comes out of lane i of the next, both ways.
+// Every rank reaches the next one by two lanes, both ways, and rank 0 by its control channel.
 void expect_data_flows(std::vector<Result<Mesh>>& meshes) {
   auto ranks = static_cast<uint32_t>(meshes.size());
-  auto pass = [](int from, int to, uint8_t byte) {
-    ASSERT_EQ(::send(from, &byte, 1, MSG_NOSIGNAL), 1);
+  LinkedGroup group(meshes);
+  for (uint32_t rank = 0; rank < ranks; ++rank)
+    for (uint16_t lane = 0; lane < 2; ++lane) group.sides[rank].links->open({meshes[rank]->next()}, lane);
+  ASSERT_TRUE(group.turn_until([&] {
+    return std::all_of(group.sides.begin(), group.sides.end(), [](const auto& side) {
+      return side.opened.size() == 2 && side.accepted.size() == 2;
+    });
+  }));
+  auto pass = [](Socket& from, Socket& to, uint8_t byte) {
+    iovec part{&byte, 1};
+    ASSERT_EQ(from.send(&part, 1), 1);
     uint8_t got = 0;
-    for (int attempt = 0; attempt < 2000; ++attempt) {
-      if (::recv(to, &got, 1, MSG_DONTWAIT) == 1) break;
-      pause_ms(1);
-    }
+    part.iov_base = &got;
+    for (int attempt = 0; attempt < 2000 && to.receive(&part, 1) != 1; ++attempt) pause_ms(1);
     EXPECT_EQ(got, byte);
   };
   for (uint32_t rank = 0; rank < ranks; ++rank) {
     Mesh& mesh = *meshes[rank];
-    Mesh& next = *meshes[mesh.next()];
-    for (size_t lane = 0; lane < mesh.lanes_out.size(); ++lane) {
-      auto mark = static_cast<uint8_t>(1 + rank * 16 + lane);
-      pass(mesh.lanes_out[lane].get(), next.lanes_in[lane].get(), mark);
-      pass(next.lanes_in[lane].get(), mesh.lanes_out[lane].get(), static_cast<uint8_t>(255 - mark));
-    }
+    for (auto& out : group.sides[rank].opened)
+      for (auto& in : group.sides[mesh.next()].accepted)
+        if (in.peer.index == rank && in.lane == out.lane) {
+          auto mark = static_cast<uint8_t>(1 + rank * 16 + out.lane);
+          pass(*out.socket, *in.socket, mark);
+          pass(*in.socket, *out.socket, static_cast<uint8_t>(255 - mark));
+        }
     if (rank == 0) continue;
     Packer words;
     words.number(rank);
@@ -222,18 +240,14 @@ void expect_joined(const std::vector<Result<Mesh>>& meshes) {
     ASSERT_TRUE(meshes[rank].ok()) << "rank " << rank << ": " << meshes[rank].error().message();
 }
 
-TEST(Join, connects_every_lane_to_the_same_lane_of_the_next_rank) {
+TEST(Join, tells_every_rank_where_the_others_are) {
   for (uint32_t ranks : {2u, 3u, 5u}) {
     SCOPED_TRACE(ranks);
-    uint16_t lanes = 3;
-    auto meshes =
-        join_all(ranks, free_port(), [&](JoinOptions& options) { options.lanes = lanes; });
+    auto meshes = join_all(ranks, free_port());
     ASSERT_NO_FATAL_FAILURE(expect_joined(meshes));
     for (uint32_t rank = 0; rank < ranks; ++rank) {
       Mesh& mesh = *meshes[rank];
       EXPECT_EQ(mesh.rank.index, rank);
-      EXPECT_EQ(mesh.lanes_out.size(), lanes);
-      EXPECT_EQ(mesh.lanes_in.size(), lanes);
       EXPECT_TRUE(mesh.probe_out.empty());
       EXPECT_EQ(mesh.acceptor->refused(), 0u);
       ASSERT_EQ(mesh.members.size(), ranks);
@@ -242,6 +256,7 @@ TEST(Join, connects_every_lane_to_the_same_lane_of_the_next_rank) {
         EXPECT_EQ(mesh.members[other].host, text("host%u", other / 2));
         EXPECT_EQ(mesh.members[other].host_index, other / 2);
         EXPECT_EQ(mesh.members[other].address, "127.0.0.1");
+        EXPECT_FALSE(mesh.members[other].shares_memory);
       }
     }
     expect_data_flows(meshes);
@@ -378,14 +393,14 @@ TEST(Strangers, during_join_are_refused_and_the_job_is_unharmed) {
         // Those who know the secret, but are not expected.
         std::vector<Hello> unexpected = {
             hello_of(7, 2, Purpose::control), hello_of(0, 2, Purpose::lane),
-            hello_of(1, 2, Purpose::lane, 9), hello_of(1, 2, Purpose::probe, 0)};
+            hello_of(1, 2, Purpose::status), hello_of(1, 2, Purpose::probe, 0)};
         for (const Hello& hello : unexpected) {
           Fd fd = connect_to(port);
           EXPECT_TRUE(prove(fd.get(), kSecret, hello));
           EXPECT_TRUE(is_closed_by_peer(fd.get()));
         }
         Hello newer = hello_of(1, 2, Purpose::control);
-        newer.protocol = 2;
+        newer.protocol = kProtocol + 1;
         Fd fd = connect_to(port);
         EXPECT_FALSE(prove(fd.get(), kSecret, newer));
       });
@@ -394,8 +409,9 @@ TEST(Strangers, during_join_are_refused_and_the_job_is_unharmed) {
   EXPECT_EQ(log.count("it closed before it proved the secret"), 1u) << log.all();
   EXPECT_EQ(log.count("(rank 7): it is not one of the other ranks"), 1u) << log.all();
   EXPECT_EQ(log.count("(rank 0): it is not one of the other ranks"), 1u) << log.all();
-  EXPECT_EQ(log.count("(rank 1): no such lane is missing"), 2u) << log.all();
-  EXPECT_EQ(log.count("it speaks protocol 2, this weft 1"), 1u) << log.all();
+  EXPECT_EQ(log.count("(rank 1): the group is not complete yet"), 1u) << log.all();
+  EXPECT_EQ(log.count("(rank 1): no such lane is missing"), 1u) << log.all();
+  EXPECT_EQ(log.count("it speaks protocol 3, this weft 2"), 1u) << log.all();
   EXPECT_EQ(meshes[0]->acceptor->refused(), 9u);
   expect_data_flows(meshes);
 }
@@ -409,7 +425,7 @@ TEST(Strangers, after_join_are_refused_and_the_job_is_unharmed) {
     std::atomic<bool> done = false;
     std::thread strangers([&] {
       auto open = send_strangers(mesh->members[mesh->rank.index].port);
-      for (Purpose purpose : {Purpose::control, Purpose::lane}) {
+      for (Purpose purpose : {Purpose::control, Purpose::probe}) {
         Fd fd = connect_to(mesh->members[mesh->rank.index].port);
         EXPECT_TRUE(prove(fd.get(), kSecret, hello_of(mesh->previous(), 3, purpose)));
         EXPECT_TRUE(is_closed_by_peer(fd.get()));
@@ -455,6 +471,7 @@ TEST(Strangers, cannot_use_a_proof_that_they_overheard) {
   // A rank proves itself to us while we pose as the acceptor of its group, knowing the secret; a
   // stranger in between would see the same bytes.
   auto [rank_end, our_end] = tcp_pair();
+  std::unique_ptr<Socket> rank_socket = adopt(std::move(rank_end));
   tcp::Handshake theirs(tcp::Handshake::Role::connector, kSecret, hello_of(1, 2, Purpose::lane));
   std::vector<std::byte> challenge(tcp::kChallenge);
   std::memcpy(challenge.data(), tcp::kMagic.data(), tcp::kMagic.size());
@@ -462,7 +479,7 @@ TEST(Strangers, cannot_use_a_proof_that_they_overheard) {
   std::vector<std::byte> proof(tcp::kProof);
   for (int i = 0; i < 1000 && ::recv(our_end.get(), proof.data(), 1, MSG_PEEK | MSG_DONTWAIT) < 1;
        ++i) {
-    ASSERT_TRUE(theirs.advance(rank_end.get()));
+    ASSERT_TRUE(theirs.advance(*rank_socket));
     pause_ms(1);
   }
   ASSERT_EQ(::recv(our_end.get(), proof.data(), proof.size(), MSG_WAITALL),
@@ -492,8 +509,9 @@ TEST(Strangers, in_great_number_are_bounded) {
 
 TEST(Control, frames_arrive_in_order_however_they_are_cut) {
   auto [one, two] = tcp_pair();
-  Reactor reactor;
-  ControlChannel channel(reactor, std::move(one), {3});
+  auto world = new_reactor();
+  Reactor& reactor = *world;
+  ControlChannel channel(reactor, adopt(std::move(one)), {3});
   std::vector<std::byte> stream;
   for (uint32_t i = 0; i < 50; ++i) {
     Packer words;
@@ -534,9 +552,10 @@ TEST(Control, frames_arrive_in_order_however_they_are_cut) {
 
 TEST(Control, sends_more_than_the_kernel_takes) {
   auto [one, two] = tcp_pair();
-  Reactor reactor;
-  ControlChannel from(reactor, std::move(one), {1});
-  ControlChannel to(reactor, std::move(two), {0});
+  auto world = new_reactor();
+  Reactor& reactor = *world;
+  ControlChannel from(reactor, adopt(std::move(one)), {1});
+  ControlChannel to(reactor, adopt(std::move(two)), {0});
   Packer words;
   words.string(std::string(kMaxControlBytes - 4, 'x'));
   for (int i = 0; i < 24; ++i) from.send(Control::start, words);
@@ -552,8 +571,9 @@ TEST(Control, sends_more_than_the_kernel_takes) {
 TEST(Control, a_length_of_4_gib_ends_the_channel_at_once) {
   for (uint32_t length : {0xffffffffu, kMaxControlBytes + 1}) {
     auto [one, two] = tcp_pair();
-    Reactor reactor;
-    ControlChannel channel(reactor, std::move(one), {3});
+    auto world = new_reactor();
+    Reactor& reactor = *world;
+    ControlChannel channel(reactor, adopt(std::move(one)), {3});
     std::array<std::byte, 5> head;
     std::memcpy(head.data(), &length, 4);
     head[4] = static_cast<std::byte>(Control::ready);

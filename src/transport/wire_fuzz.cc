@@ -23,7 +23,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   }
   if (size >= tcp::kHello) {
     auto hello = tcp::decode_hello(bytes.first<tcp::kHello>());
-    if (hello && hello->agreement.size() > 64) __builtin_trap();
+    if (hello && (hello->agreement.size() > kMaxAgreement || hello->shared.size() > 40))
+      __builtin_trap();
   }
   Unpacker fields(bytes);
   size_t taken = 0;

@@ -1,12 +1,8 @@
-#include <netinet/in.h>
 #include <sys/epoll.h>
-#include <sys/socket.h>
 
 #include <algorithm>
-#include <cerrno>
 
 #include "tcp/handshake.h"
-#include "tcp/socket.h"
 #include "weft/transport.h"
 
 namespace weft::transport {
@@ -17,14 +13,15 @@ constexpr Nanos kPatience = Nanos::from_seconds(5);
 
 class Acceptor::Pending final : public Reactor::Handler {
  public:
-  Pending(Acceptor& owner, Fd socket)
+  Pending(Acceptor& owner, std::unique_ptr<Socket> socket)
       : owner_(owner),
         socket_(std::move(socket)),
-        from_(tcp::peer_text(socket_.get())),
-        handshake_(tcp::Handshake::Role::acceptor, owner.secret_, Hello{}) {}
+        from_(socket_->peer()),
+        handshake_(tcp::Handshake::Role::acceptor, owner.secret_, Hello{}),
+        since_(owner.network_.clock().now()) {}
 
   void on_events(uint32_t) override {
-    auto finished = handshake_.advance(socket_.get());
+    auto finished = handshake_.advance(*socket_);
     if (!finished) {
       owner_.finish(this, std::move(finished).error());
       return;
@@ -34,55 +31,54 @@ class Acceptor::Pending final : public Reactor::Handler {
       return;
     }
     uint32_t wanted = EPOLLIN | (handshake_.wants_write() ? static_cast<uint32_t>(EPOLLOUT) : 0u);
-    owner_.reactor_.modify(socket_.get(), wanted, this);
+    owner_.reactor_.modify(*socket_, wanted, this);
   }
 
   Acceptor& owner_;
-  Fd socket_;
+  std::unique_ptr<Socket> socket_;
   std::string from_;
   tcp::Handshake handshake_;
-  Nanos since_ = monotonic_clock().now();
+  Nanos since_;
 };
 
-Acceptor::Acceptor(Reactor& reactor, Fd listener, std::string secret, OnConnection on_connection)
-    : reactor_(reactor),
+Acceptor::Acceptor(Network& network, Reactor& reactor, std::unique_ptr<Socket> listener,
+                   std::string secret, OnConnection on_connection)
+    : network_(network),
+      reactor_(reactor),
       listener_(std::move(listener)),
       secret_(std::move(secret)),
       on_connection_(std::move(on_connection)) {
-  reactor_.add(listener_.get(), EPOLLIN, this);
+  reactor_.add(*listener_, EPOLLIN, this);
 }
 
 Acceptor::~Acceptor() {
-  reactor_.remove(listener_.get());
-  for (auto& pending : pending_) reactor_.remove(pending->socket_.get());
+  reactor_.remove(*listener_);
+  for (auto& pending : pending_) reactor_.remove(*pending->socket_);
 }
 
-uint16_t Acceptor::port() const { return ntohs(tcp::local_address_of(listener_.get()).sin_port); }
+uint16_t Acceptor::port() const { return listener_->local_port(); }
 
 void Acceptor::on_events(uint32_t) {
-  for (;;) {
-    Fd socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-    if (!socket) return;
+  while (std::unique_ptr<Socket> socket = listener_->accept()) {
     if (pending_.size() >= kMaxPending) {
       ++refused_;
       WEFT_LOG(transport, warn, "refused a connection from %s: %zu others are still unproved",
-               tcp::peer_text(socket.get()).c_str(), pending_.size());
+               socket->peer().c_str(), pending_.size());
       continue;
     }
-    tcp::tune(socket.get());
     auto pending = std::make_unique<Pending>(*this, std::move(socket));
     Pending* raw = pending.get();
-    reactor_.add(raw->socket_.get(), EPOLLIN | EPOLLOUT, raw);
+    reactor_.add(*raw->socket_, EPOLLIN | EPOLLOUT, raw);
     pending_.push_back(std::move(pending));
   }
 }
 
 void Acceptor::finish(Pending* pending, Result<Hello> outcome) {
-  reactor_.remove(pending->socket_.get());
+  reactor_.remove(*pending->socket_);
   auto found = std::find_if(pending_.begin(), pending_.end(),
                             [&](const auto& held) { return held.get() == pending; });
   WEFT_CHECK(found != pending_.end());
-  Fd socket = std::move(pending->socket_);
+  std::unique_ptr<Socket> socket = std::move(pending->socket_);
   std::string from = pending->from_;
   // The caller is a member function of *pending: it must outlive this call.
   ended_.push_back(std::move(*found));

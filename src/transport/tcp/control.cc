@@ -1,11 +1,9 @@
 #include <sys/epoll.h>
-#include <sys/socket.h>
 
 #include <array>
 #include <cerrno>
 #include <cstring>
 
-#include "tcp/socket.h"
 #include "weft/transport.h"
 
 namespace weft::transport {
@@ -13,19 +11,16 @@ namespace {
 constexpr size_t kFrameHead = 5;  // length (4), type (1)
 }
 
-ControlChannel::ControlChannel(Reactor& reactor, Fd socket, Rank peer)
+ControlChannel::ControlChannel(Reactor& reactor, std::unique_ptr<Socket> socket, Rank peer)
     : reactor_(reactor), socket_(std::move(socket)), peer_(peer) {
-  reactor_.add(socket_.get(), EPOLLIN, this);
+  reactor_.add(*socket_, EPOLLIN, this);
 }
 
 ControlChannel::~ControlChannel() {
-  if (!failure_) reactor_.remove(socket_.get());
+  if (!failure_) reactor_.remove(*socket_);
 }
 
-std::string ControlChannel::local_host() const {
-  std::string address = tcp::to_text(tcp::local_address_of(socket_.get()));
-  return address.substr(0, address.rfind(':'));
-}
+std::string ControlChannel::local_host() const { return socket_->local_host(); }
 
 void ControlChannel::send(Control type, const Packer& payload) {
   const std::vector<std::byte>& bytes = payload.bytes();
@@ -47,15 +42,15 @@ void ControlChannel::send(Control type, const Packer& payload) {
 
 void ControlChannel::write_some() {
   while (!flushed()) {
-    ssize_t put = ::send(socket_.get(), out_.data() + out_done_, out_.size() - out_done_,
-                         MSG_DONTWAIT | MSG_NOSIGNAL);
-    if (put < 0 && errno == EINTR) continue;
-    if (put < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
-      reactor_.modify(socket_.get(), EPOLLIN | EPOLLOUT, this);
+    iovec part{out_.data() + out_done_, out_.size() - out_done_};
+    ssize_t put = socket_->send(&part, 1);
+    if (put == -EAGAIN || put == -EWOULDBLOCK) {
+      reactor_.modify(*socket_, EPOLLIN | EPOLLOUT, this);
       return;
     }
     if (put < 0) {
-      fail(Error(Code::peer_lost, text("sending failed: %s", std::strerror(errno))));
+      fail(Error(Code::peer_lost,
+                 text("sending failed: %s", std::strerror(static_cast<int>(-put)))));
       return;
     }
     out_done_ += static_cast<size_t>(put);
@@ -65,7 +60,7 @@ void ControlChannel::write_some() {
 void ControlChannel::fail(Error error) {
   if (failure_) return;
   failure_ = std::move(error);
-  reactor_.remove(socket_.get());
+  reactor_.remove(*socket_);
 }
 
 std::optional<Frame> ControlChannel::receive() {
@@ -79,14 +74,14 @@ void ControlChannel::on_events(uint32_t epoll_events) {
   if ((epoll_events & EPOLLOUT) != 0) {
     write_some();
     if (failure_) return;
-    if (flushed()) reactor_.modify(socket_.get(), EPOLLIN, this);
+    if (flushed()) reactor_.modify(*socket_, EPOLLIN, this);
   }
   std::array<std::byte, 16384> buffer;
   bool closed = false;
   for (;;) {
-    ssize_t got = ::recv(socket_.get(), buffer.data(), buffer.size(), MSG_DONTWAIT);
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) break;
+    iovec part{buffer.data(), buffer.size()};
+    ssize_t got = socket_->receive(&part, 1);
+    if (got == -EAGAIN || got == -EWOULDBLOCK) break;
     if (got <= 0) {
       closed = true;  // what came before is still read: it may say why
       break;

@@ -15,6 +15,8 @@
 namespace weft::transport::tcp {
 namespace {
 
+constexpr size_t kMaxShared = 40;
+
 struct WireHello {
   uint16_t protocol;
   uint8_t purpose;
@@ -24,7 +26,8 @@ struct WireHello {
   uint16_t lane;
   uint16_t lanes;
   char agreement[kMaxAgreement];
-  uint8_t reserved[kHello - 16 - kMaxAgreement];
+  char shared[kMaxShared];
+  uint8_t reserved[kHello - 16 - kMaxAgreement - kMaxShared];
 };
 static_assert(sizeof(WireHello) == kHello);
 
@@ -48,6 +51,7 @@ std::array<std::byte, kHello> encode_hello(const Hello& hello) {
   wire.lanes = hello.lanes;
   std::memcpy(wire.agreement, hello.agreement.data(),
               std::min(hello.agreement.size(), kMaxAgreement));
+  std::memcpy(wire.shared, hello.shared.data(), std::min(hello.shared.size(), kMaxShared));
   std::array<std::byte, kHello> bytes;
   std::memcpy(bytes.data(), &wire, kHello);
   return bytes;
@@ -59,7 +63,7 @@ Result<Hello> decode_hello(std::span<const std::byte, kHello> bytes) {
   if (wire.protocol != kProtocol)
     return error(Code::unsupported, "speaks protocol %u, this weft %u", unsigned{wire.protocol},
                  unsigned{kProtocol});
-  if (wire.purpose < 1 || wire.purpose > 3)
+  if (wire.purpose < 1 || wire.purpose > 4)
     return error(Code::corrupt, "unknown purpose %u", unsigned{wire.purpose});
   Hello hello;
   hello.purpose = static_cast<Purpose>(wire.purpose);
@@ -69,6 +73,7 @@ Result<Hello> decode_hello(std::span<const std::byte, kHello> bytes) {
   hello.lane = wire.lane;
   hello.lanes = wire.lanes;
   hello.agreement.assign(wire.agreement, strnlen(wire.agreement, kMaxAgreement));
+  hello.shared.assign(wire.shared, strnlen(wire.shared, kMaxShared));
   return hello;
 }
 
@@ -138,85 +143,98 @@ Result<void> Handshake::message_complete() {
   return {};
 }
 
-Result<bool> Handshake::advance(int fd) {
+Result<bool> Handshake::advance(Socket& socket) {
   for (;;) {
     while (sent_ < out_.size()) {
-      ssize_t put =
-          ::send(fd, out_.data() + sent_, out_.size() - sent_, MSG_DONTWAIT | MSG_NOSIGNAL);
-      if (put < 0 && errno == EINTR) continue;
-      if (put < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return false;
-      if (put < 0) return ended(errno);
+      iovec part{out_.data() + sent_, out_.size() - sent_};
+      ssize_t put = socket.send(&part, 1);
+      if (put == -EAGAIN || put == -EWOULDBLOCK) return false;
+      if (put < 0) return ended(static_cast<int>(-put));
       sent_ += static_cast<size_t>(put);
     }
     if (proved_) return true;
     std::array<std::byte, kProof> buffer;
     // Never more than the message: what follows belongs to the connection's next user.
-    ssize_t got = ::recv(fd, buffer.data(), expected_ - in_.size(), MSG_DONTWAIT);
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return false;
-    if (got <= 0) return ended(got == 0 ? 0 : errno);
+    iovec part{buffer.data(), expected_ - in_.size()};
+    ssize_t got = socket.receive(&part, 1);
+    if (got == -EAGAIN || got == -EWOULDBLOCK) return false;
+    if (got <= 0) return ended(static_cast<int>(-got));
     in_.insert(in_.end(), buffer.begin(), buffer.begin() + got);
     if (in_.size() == expected_) WEFT_TRY(message_complete());
   }
 }
 
-Dial::Dial(Reactor& reactor, const sockaddr_in& address, std::string secret, Hello hello)
-    : reactor_(reactor), address_(address), secret_(std::move(secret)), hello_(std::move(hello)) {
+namespace {
+constexpr Nanos kRetry = Nanos::from_millis(50);
+// A connection that is neither opened nor refused, or that stops in its proof, is tried again.
+constexpr Nanos kAttempt = Nanos::from_seconds(3);
+}  // namespace
+
+Dial::Dial(Network& network, Reactor& reactor, std::string host, uint16_t port, std::string secret,
+           Hello hello)
+    : network_(network),
+      reactor_(reactor),
+      host_(std::move(host)),
+      port_(port),
+      secret_(std::move(secret)),
+      hello_(std::move(hello)) {
   attempt();
 }
 
 Dial::~Dial() {
-  if (socket_ && !done_) reactor_.remove(socket_.get());
+  if (socket_ && !done_) reactor_.remove(*socket_);
 }
 
 void Dial::attempt() {
-  auto started = start_connect(address_);
+  attempted_at_ = network_.clock().now();
+  auto started = network_.connect(host_, port_);
   if (!started) {
     problem_ = started.error().message();
-    retry_at_ = monotonic_clock().now() + Nanos::from_millis(50);
+    retry_at_ = attempted_at_ + kRetry;
     return;
   }
   socket_ = std::move(*started);
   connecting_ = true;
   retry_at_ = {0};
   handshake_ = std::make_unique<Handshake>(Handshake::Role::connector, secret_, hello_);
-  reactor_.add(socket_.get(), EPOLLOUT, this);
+  reactor_.add(*socket_, EPOLLOUT, this);
 }
 
 void Dial::give_up_attempt(std::string problem) {
   problem_ = std::move(problem);
-  reactor_.remove(socket_.get());
+  reactor_.remove(*socket_);
   socket_.reset();
-  retry_at_ = monotonic_clock().now() + Nanos::from_millis(50);
+  retry_at_ = network_.clock().now() + kRetry;
 }
 
 void Dial::tick(Nanos now) {
-  if (!done_ && !socket_ && now >= retry_at_) attempt();
+  if (done_) return;
+  if (!socket_ && now >= retry_at_) attempt();
+  if (socket_ && now - attempted_at_ > kAttempt)
+    give_up_attempt(text("%s does not answer", address().c_str()));
 }
 
 void Dial::on_events(uint32_t) {
   if (done_ || !socket_) return;
   if (connecting_) {
-    if (int failure = connect_outcome(socket_.get()); failure != 0) {
-      give_up_attempt(
-          text("cannot connect to %s: %s", to_text(address_).c_str(), std::strerror(failure)));
+    if (int failure = socket_->connect_outcome(); failure != 0) {
+      give_up_attempt(text("cannot connect to %s: %s", address().c_str(), std::strerror(failure)));
       return;
     }
     connecting_ = false;
-    tune(socket_.get());
   }
-  auto finished = handshake_->advance(socket_.get());
+  auto finished = handshake_->advance(*socket_);
   if (!finished) {
-    give_up_attempt(to_text(address_) + " " + finished.error().message());
+    give_up_attempt(address() + " " + finished.error().message());
     return;
   }
   if (*finished) {
-    reactor_.remove(socket_.get());
+    reactor_.remove(*socket_);
     done_ = true;
     return;
   }
   uint32_t wanted = EPOLLIN | (handshake_->wants_write() ? static_cast<uint32_t>(EPOLLOUT) : 0u);
-  reactor_.modify(socket_.get(), wanted, this);
+  reactor_.modify(*socket_, wanted, this);
 }
 
 }  // namespace weft::transport::tcp

@@ -8,8 +8,6 @@
 // fresh on both sides: neither a recorded proof nor a reflected one is worth anything.
 #pragma once
 
-#include <netinet/in.h>
-
 #include <array>
 
 #include "weft/transport.h"
@@ -19,7 +17,7 @@ namespace weft::transport::tcp {
 inline constexpr size_t kNonce = 32;
 inline constexpr size_t kMac = 32;
 inline constexpr size_t kHello = 128;
-inline constexpr std::array<char, 8> kMagic = {'w', 'e', 'f', 't', '/', '1', '\r', '\n'};
+inline constexpr std::array<char, 8> kMagic = {'w', 'e', 'f', 't', '/', '2', '\r', '\n'};
 inline constexpr size_t kChallenge = kMagic.size() + kNonce;
 inline constexpr size_t kProof = kNonce + kHello + kMac;
 
@@ -33,7 +31,7 @@ class Handshake {
   Handshake(Role role, std::string secret, const Hello& hello);
 
   // Moves as far as the socket allows. True when the other side has proved itself.
-  Result<bool> advance(int fd);
+  Result<bool> advance(Socket& socket);
   bool wants_write() const { return sent_ < out_.size(); }
   const Hello& hello() const { return hello_; }  // the connector's; valid when done
 
@@ -62,28 +60,34 @@ class Handshake {
 // other side may not be listening yet.
 class Dial final : public Reactor::Handler {
  public:
-  Dial(Reactor& reactor, const sockaddr_in& address, std::string secret, Hello hello);
+  Dial(Network& network, Reactor& reactor, std::string host, uint16_t port, std::string secret,
+       Hello hello);
   ~Dial() override;
   void tick(Nanos now);
   void on_events(uint32_t epoll_events) override;
   bool done() const { return done_; }
+  // Why the last attempt failed; empty if none did.
   const std::string& last_problem() const { return problem_; }
-  Fd take() { return std::move(socket_); }
+  std::unique_ptr<Socket> take() { return std::move(socket_); }
 
  private:
   void attempt();
   void give_up_attempt(std::string problem);
+  std::string address() const { return host_ + ":" + std::to_string(port_); }
 
+  Network& network_;
   Reactor& reactor_;
-  sockaddr_in address_;
+  std::string host_;
+  uint16_t port_;
   std::string secret_;
   Hello hello_;
-  Fd socket_;
+  std::unique_ptr<Socket> socket_;
   std::unique_ptr<Handshake> handshake_;
   bool connecting_ = false;
   bool done_ = false;
+  Nanos attempted_at_{0};
   Nanos retry_at_{0};
-  std::string problem_ = "not tried yet";
+  std::string problem_;
 };
 
 }  // namespace weft::transport::tcp

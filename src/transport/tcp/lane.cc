@@ -1,12 +1,10 @@
-#include <linux/tcp.h>
-#include <netinet/in.h>
 #include <sys/epoll.h>
-#include <sys/socket.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
 
+#include "shm/segment.h"
 #include "weft/transport.h"
 
 namespace weft::transport {
@@ -14,6 +12,18 @@ namespace {
 
 constexpr size_t kMaxParts = 512;            // below the kernel's limit of 1024
 constexpr size_t kReceiveBudget = 4u << 20;  // bytes a turn, so that no lane starves the others
+
+// A receipt says how many chunks have arrived whole. Small chunks are kept by their sender, who
+// can wait for it.
+constexpr uint32_t kReceiptMagic = 0x6b634177;  // "wAck"
+constexpr uint32_t kAttached = 1;               // the first receipt: the offered memory is in use
+constexpr uint64_t kReceiptChunks = 64;
+constexpr uint64_t kReceiptBytes = 256u << 10;
+struct Receipt {
+  uint32_t magic = kReceiptMagic;
+  uint32_t flags = 0;
+  uint64_t chunks = 0;
+};
 
 void to_iovec(const std::vector<std::span<const std::byte>>& parts, std::vector<iovec>& out) {
   for (std::span<const std::byte> part : parts)
@@ -32,61 +42,97 @@ void advance(std::vector<iovec>& parts, size_t& index, size_t count) {
   }
 }
 
+bool would_block(ssize_t moved) { return moved == -EAGAIN || moved == -EWOULDBLOCK; }
+
 }  // namespace
 
-Lane::Lane(Reactor& reactor, Fd socket, uint16_t index, ChunkHandler& handler, const Clock& clock,
-           uint32_t unsent_limit, OnError on_error)
-    : reactor_(reactor),
+Lane::Lane(Role role, Reactor& reactor, std::unique_ptr<Socket> socket,
+           std::shared_ptr<shm::Segment> shared, uint32_t index, ChunkHandler& handler,
+           const Clock& clock, uint32_t unsent_limit, OnError on_error)
+    : role_(role),
+      reactor_(reactor),
       socket_(std::move(socket)),
+      offered_(std::move(shared)),
       index_(index),
       handler_(handler),
       clock_(clock),
-      on_error_(std::move(on_error)) {
+      on_error_(std::move(on_error)),
+      greeted_(role != Role::out) {
   // Data that waits unsent in the kernel can no longer be overtaken by something more urgent, and
   // hides from us which lane is slow. Buffers themselves are left to the kernel.
-  auto limit = static_cast<int>(unsent_limit);
-  setsockopt(socket_.get(), IPPROTO_TCP, TCP_NOTSENT_LOWAT, &limit, sizeof limit);
+  socket_->limit_unsent(unsent_limit);
+  if (role_ == Role::in) {
+    // The greeting: from now on chunks may come, through memory if that is possible.
+    Receipt greeting;
+    greeting.flags = offered_ ? kAttached : 0;
+    const auto* raw = reinterpret_cast<const std::byte*>(&greeting);
+    receipt_.assign(raw, raw + sizeof greeting);
+    send_receipt();
+    if (offered_) socket_ = shm::reader(std::move(socket_), std::move(offered_));
+  }
   interest_ = EPOLLIN;
-  reactor_.add(socket_.get(), interest_, this);
+  reactor_.add(*socket_, interest_, this);
+  update_interest();
 }
 
 Lane::~Lane() {
-  if (socket_ && !failed_) reactor_.remove(socket_.get());
+  if (!failed_) reactor_.remove(*socket_);
 }
 
 void Lane::fail(Error error) {
   if (failed_) return;
   failed_ = true;
-  reactor_.remove(socket_.get());
+  reactor_.remove(*socket_);
   on_error_(index_, std::move(error));
 }
 
 void Lane::update_interest() {
   if (failed_) return;
+  bool writes = want_write_ || receipt_done_ < receipt_.size();
   uint32_t wanted = (paused_ ? 0u : static_cast<uint32_t>(EPOLLIN)) |
-                    (want_write_ ? static_cast<uint32_t>(EPOLLOUT) : 0u);
+                    (writes ? static_cast<uint32_t>(EPOLLOUT) : 0u);
   if (wanted == interest_) return;
   interest_ = wanted;
-  reactor_.modify(socket_.get(), wanted, this);
+  reactor_.modify(*socket_, wanted, this);
 }
 
 void Lane::resume() {
   if (!paused_ || failed_) return;
   paused_ = false;
-  if (begin_payload()) update_interest();
+  if (!begin_payload()) return;
+  // What is in memory already will not be announced again.
+  if (socket_->shared()) receive_shared();
+  update_interest();
 }
 
 void Lane::halt() {
   if (failed_) return;
   failed_ = true;
-  reactor_.remove(socket_.get());
+  reactor_.remove(*socket_);
 }
 
 void Lane::on_events(uint32_t epoll_events) {
-  if ((epoll_events & (EPOLLIN | EPOLLERR | EPOLLHUP)) != 0 && !paused_) receive_some();
+  if ((epoll_events & (EPOLLIN | EPOLLERR | EPOLLHUP)) != 0 && socket_->shared()) answer_bells();
   if (failed_) return;
-  // One chunk a turn; as long as there is more to send, epoll brings us back.
-  if ((epoll_events & EPOLLOUT) != 0) push_out();
+  if ((epoll_events & (EPOLLIN | EPOLLERR | EPOLLHUP)) != 0 && !paused_) {
+    if (role_ == Role::out && socket_->shared())
+      ;  // nothing but bells comes this way
+    else if (role_ == Role::out)
+      receive_receipts();
+    else if (socket_->shared())
+      receive_shared();
+    else
+      receive_some();
+  }
+  if (failed_) return;
+  if ((epoll_events & EPOLLOUT) != 0) {
+    if (role_ == Role::in && !socket_->shared()) {
+      send_receipt();
+    } else if (want_write_) {
+      // One chunk a turn; as long as there is more to send, epoll brings us back.
+      push_out();
+    }
+  }
   if (failed_) return;
   if (paused_ && (epoll_events & (EPOLLERR | EPOLLHUP)) != 0) {
     fail(error(Code::peer_lost, "connection closed"));
@@ -95,9 +141,11 @@ void Lane::on_events(uint32_t epoll_events) {
   update_interest();
 }
 
+// ---- sending -----------------------------------------------------------------------------
+
 bool Lane::send_one() {
   // A full lane is served when epoll says that there is room.
-  if (failed_ || want_write_) return false;
+  if (failed_ || want_write_ || !greeted_) return false;
   bool took = push_out();
   if (took) want_write_ = false;
   update_interest();
@@ -113,7 +161,7 @@ bool Lane::push_out() {
       want_write_ = false;
       return false;
     }
-    out_.header.checksum = checksum(out_.payload);
+    out_.header.checksum = socket_->shared() ? 0 : checksum(out_.payload);
     encode(out_.header, out_header_);
     out_parts_.clear();
     out_parts_.push_back({out_header_.data(), out_header_.size()});
@@ -123,31 +171,122 @@ bool Lane::push_out() {
     out_first_ = clock_.now();
   }
   while (out_part_ < out_parts_.size()) {
-    msghdr message{};
-    message.msg_iov = out_parts_.data() + out_part_;
-    message.msg_iovlen = std::min(kMaxParts, out_parts_.size() - out_part_);
-    ssize_t put = ::sendmsg(socket_.get(), &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+    ssize_t put = socket_->send(out_parts_.data() + out_part_,
+                                std::min(kMaxParts, out_parts_.size() - out_part_));
+    if (would_block(put)) {
+      want_write_ = true;
+      return false;
+    }
     if (put < 0) {
-      if (errno == EINTR) continue;
-      if (errno == EAGAIN || errno == EWOULDBLOCK) {
-        want_write_ = true;
-        return false;
-      }
-      fail(Error(Code::peer_lost, text("sending failed: %s", std::strerror(errno))));
+      fail(Error(Code::peer_lost,
+                 text("sending failed: %s", std::strerror(static_cast<int>(-put)))));
       return false;
     }
     counters_.bytes_sent += static_cast<uint64_t>(put);
     advance(out_parts_, out_part_, static_cast<size_t>(put));
   }
-  sending_ = false;
-  ++counters_.chunks_sent;
-  handler_.sent(index_, out_.header, {out_first_, clock_.now()});
+  chunk_left(clock_.now());
   return true;
 }
 
+void Lane::chunk_left(Nanos now) {
+  sending_ = false;
+  ++counters_.chunks_sent;
+  bool retained = out_.header.length <= kRetainedBytes;
+  bool needs_receipt = role_ == Role::out && !socket_->shared();
+  if (needs_receipt) {
+    Unsettled unsettled{out_.header, out_.token, retained, {}};
+    if (retained) {
+      if (!spare_.empty()) {
+        unsettled.payload = std::move(spare_.back());
+        spare_.pop_back();
+      }
+      unsettled.payload.resize(out_.header.length);
+      std::byte* to = unsettled.payload.data();
+      for (std::span<const std::byte> part : out_.payload) {
+        if (part.empty()) continue;
+        std::memcpy(to, part.data(), part.size());
+        to += part.size();
+      }
+    }
+    unsettled_.push_back(std::move(unsettled));
+  }
+  handler_.sent(index_, out_.header, out_.token, {out_first_, now});
+  if (retained || !needs_receipt) handler_.settled(index_, out_.header, out_.token);
+}
+
+void Lane::receive_receipts() {
+  for (;;) {
+    receipt_.resize(sizeof(Receipt));
+    iovec part{receipt_.data() + receipt_done_, sizeof(Receipt) - receipt_done_};
+    ssize_t got = socket_->receive(&part, 1);
+    if (would_block(got)) break;
+    if (got <= 0) {
+      fail(got == 0 ? error(Code::peer_lost, "connection closed")
+                    : Error(Code::peer_lost,
+                            text("receiving failed: %s", std::strerror(static_cast<int>(-got)))));
+      return;
+    }
+    receipt_done_ += static_cast<size_t>(got);
+    if (receipt_done_ < sizeof(Receipt)) continue;
+    receipt_done_ = 0;
+    Receipt receipt;
+    std::memcpy(&receipt, receipt_.data(), sizeof receipt);
+    bool sound =
+        receipt.magic == kReceiptMagic && receipt.chunks >= settled_ &&
+        receipt.chunks <= settled_ + unsettled_.size() &&
+        (greeted_ || (receipt.chunks == 0 && ((receipt.flags & kAttached) == 0 || offered_)));
+    if (!sound) {
+      fail(error(Code::corrupt, "a receipt for chunks that were not sent"));
+      return;
+    }
+    if (!greeted_) {
+      greeted_ = true;
+      if ((receipt.flags & kAttached) != 0) {
+        attach();
+        return;
+      }
+      offered_.reset();
+    }
+    while (settled_ < receipt.chunks) {
+      Unsettled arrived = std::move(unsettled_.front());
+      unsettled_.pop_front();
+      ++settled_;
+      if (!arrived.retained)
+        handler_.settled(index_, arrived.header, arrived.token);
+      else if (spare_.size() < kReceiptChunks)
+        spare_.push_back(std::move(arrived.payload));
+    }
+  }
+  // This buffer is also what update_interest() looks at on the other side.
+  receipt_.resize(receipt_done_);
+}
+
+// From now on the connection only rings.
+void Lane::attach() {
+  receipt_.clear();
+  receipt_done_ = 0;
+  reactor_.remove(*socket_);
+  socket_ = shm::writer(std::move(socket_), std::move(offered_));
+  interest_ = EPOLLIN;
+  reactor_.add(*socket_, interest_, this);
+}
+
+std::vector<Lane::Unsettled> Lane::take_unsettled() {
+  std::vector<Unsettled> out(std::make_move_iterator(unsettled_.begin()),
+                             std::make_move_iterator(unsettled_.end()));
+  unsettled_.clear();
+  if (sending_) out.push_back({out_.header, out_.token, false, {}});
+  sending_ = false;
+  return out;
+}
+
+// ---- receiving ---------------------------------------------------------------------------
+
 // The header is complete: asks where the payload goes. Returns false if the lane failed.
 bool Lane::begin_payload() {
-  auto landing = handler_.arriving(index_, in_header_);
+  bool can_stay = socket_->shared() && in_header_.length <= socket_->shared_capacity() / 2;
+  auto landing = handler_.arriving(index_, in_header_, can_stay);
   if (!landing) {
     fail(std::move(landing).error());
     return false;
@@ -159,6 +298,9 @@ bool Lane::begin_payload() {
   }
   landing_ = std::move(*landing);
   in_parts_.clear();
+  in_part_ = 0;
+  in_payload_ = true;
+  if (landing_.in_place) return true;
   size_t total = 0;
   for (std::span<std::byte> part : landing_.payload) {
     if (part.empty()) continue;
@@ -166,59 +308,79 @@ bool Lane::begin_payload() {
     total += part.size();
   }
   WEFT_CHECK(total == in_header_.length);
-  in_part_ = 0;
-  in_payload_ = true;
-  if (total == 0) return end_payload(clock_.now());
+  if (total == 0) return end_payload(nullptr, clock_.now());
   return true;
 }
 
 // The payload is complete: checks it and hands it over. Returns false if the lane failed.
-bool Lane::end_payload(Nanos now) {
+bool Lane::end_payload(const std::byte* in_place, Nanos now) {
   in_payload_ = false;
   in_header_have_ = 0;
-  std::vector<std::span<const std::byte>> parts(landing_.payload.begin(), landing_.payload.end());
-  if (checksum(parts) != in_header_.checksum) {
-    fail(error(Code::corrupt, "payload of operation %u, step %u, chunk %u was damaged on the way",
-               in_header_.operation, unsigned{in_header_.step}, in_header_.chunk));
-    return false;
+  if (!socket_->shared()) {
+    std::vector<std::span<const std::byte>> parts(landing_.payload.begin(), landing_.payload.end());
+    if (checksum(parts) != in_header_.checksum) {
+      fail(error(Code::corrupt, "payload of operation %u, step %u, chunk %u was damaged on the way",
+                 in_header_.operation, unsigned{in_header_.step}, in_header_.chunk));
+      return false;
+    }
   }
   ++counters_.chunks_received;
-  if (auto taken = handler_.arrived(index_, in_header_, {in_first_, now}); !taken) {
+  unreceipted_bytes_ += in_header_.length;
+  if (in_header_.length > kRetainedBytes) receipt_urgent_ = true;
+  if (auto taken = handler_.arrived(index_, in_header_, in_place, {in_first_, now}); !taken) {
     fail(std::move(taken).error());
     return false;
   }
   return true;
 }
 
+void Lane::send_receipt() {
+  if (role_ != Role::in || failed_ || socket_->shared()) return;
+  for (;;) {
+    while (receipt_done_ < receipt_.size()) {
+      iovec part{receipt_.data() + receipt_done_, receipt_.size() - receipt_done_};
+      ssize_t put = socket_->send(&part, 1);
+      if (would_block(put)) return;
+      // A broken connection is noticed, and told, where data is read.
+      if (put < 0) return;
+      receipt_done_ += static_cast<size_t>(put);
+    }
+    bool due = receipt_urgent_ || counters_.chunks_received - receipted_ >= kReceiptChunks ||
+               unreceipted_bytes_ >= kReceiptBytes;
+    if (!due || counters_.chunks_received == receipted_) return;
+    Receipt receipt;
+    receipt.chunks = receipted_ = counters_.chunks_received;
+    unreceipted_bytes_ = 0;
+    receipt_urgent_ = false;
+    const auto* raw = reinterpret_cast<const std::byte*>(&receipt);
+    receipt_.assign(raw, raw + sizeof receipt);
+    receipt_done_ = 0;
+  }
+}
+
 void Lane::receive_some() {
   size_t budget = kReceiveBudget;
   while (budget > 0 && !paused_) {
     // One call takes the rest of this payload and the header behind it.
-    std::vector<iovec> parts;
+    call_parts_.clear();
     size_t payload_parts = 0;
     if (in_payload_) {
       payload_parts = std::min(kMaxParts, in_parts_.size() - in_part_);
-      parts.assign(in_parts_.begin() + static_cast<ptrdiff_t>(in_part_),
-                   in_parts_.begin() + static_cast<ptrdiff_t>(in_part_ + payload_parts));
+      call_parts_.assign(in_parts_.begin() + static_cast<ptrdiff_t>(in_part_),
+                         in_parts_.begin() + static_cast<ptrdiff_t>(in_part_ + payload_parts));
       // Only when all of the payload is asked for may the next header follow it.
       if (in_part_ + payload_parts == in_parts_.size())
-        parts.push_back({in_header_bytes_.data(), in_header_bytes_.size()});
+        call_parts_.push_back({in_header_bytes_.data(), in_header_bytes_.size()});
     } else {
-      parts.push_back(
+      call_parts_.push_back(
           {in_header_bytes_.data() + in_header_have_, in_header_bytes_.size() - in_header_have_});
     }
-    msghdr message{};
-    message.msg_iov = parts.data();
-    message.msg_iovlen = parts.size();
-    ssize_t got = ::recvmsg(socket_.get(), &message, MSG_DONTWAIT);
-    if (got < 0) {
-      if (errno == EINTR) continue;
-      if (errno == EAGAIN || errno == EWOULDBLOCK) return;
-      fail(Error(Code::peer_lost, text("receiving failed: %s", std::strerror(errno))));
-      return;
-    }
-    if (got == 0) {
-      fail(error(Code::peer_lost, "connection closed"));
+    ssize_t got = socket_->receive(call_parts_.data(), call_parts_.size());
+    if (would_block(got)) break;
+    if (got <= 0) {
+      fail(got == 0 ? error(Code::peer_lost, "connection closed")
+                    : Error(Code::peer_lost,
+                            text("receiving failed: %s", std::strerror(static_cast<int>(-got)))));
       return;
     }
     auto count = static_cast<size_t>(got);
@@ -230,7 +392,7 @@ void Lane::receive_some() {
       size_t of_payload = std::min(count, left);
       advance(in_parts_, in_part_, of_payload);
       count -= of_payload;
-      if (in_part_ == in_parts_.size() && !end_payload(clock_.now())) return;
+      if (in_part_ == in_parts_.size() && !end_payload(nullptr, clock_.now())) return;
       if (count == 0) continue;
     }
     in_header_have_ += count;
@@ -244,20 +406,62 @@ void Lane::receive_some() {
     in_header_ = *header;
     if (!begin_payload()) return;
   }
+  send_receipt();
+}
+
+// The same, where whole chunks can be read in place. Takes all that is there: it is bounded by the
+// memory, and only news are announced.
+void Lane::receive_shared() {
+  while (!paused_) {
+    std::span<const std::byte> here = socket_->peek();
+    if (!in_payload_) {
+      if (here.size() < kChunkHeaderBytes) return;
+      in_first_ = clock_.now();
+      auto header = decode(here.first<kChunkHeaderBytes>());
+      socket_->consume(kChunkHeaderBytes);
+      counters_.bytes_received += kChunkHeaderBytes;
+      if (!header) {
+        fail(std::move(header).error());
+        return;
+      }
+      in_header_ = *header;
+      if (!begin_payload()) return;
+    } else if (landing_.in_place) {
+      size_t length = in_header_.length;
+      if (here.size() < length) return;
+      counters_.bytes_received += length;
+      if (!end_payload(here.data(), clock_.now())) return;
+      socket_->consume(length);
+    } else {
+      if (here.empty()) return;
+      iovec& part = in_parts_[in_part_];
+      size_t count = std::min(here.size(), part.iov_len);
+      std::memcpy(part.iov_base, here.data(), count);
+      socket_->consume(count);
+      counters_.bytes_received += count;
+      advance(in_parts_, in_part_, count);
+      if (in_part_ == in_parts_.size() && !end_payload(nullptr, clock_.now())) return;
+    }
+  }
+}
+
+// The connection beside the memory wakes us, and tells when the other side is gone.
+void Lane::answer_bells() {
+  std::array<std::byte, 64> bells;
+  iovec part{bells.data(), bells.size()};
+  ssize_t got = socket_->receive(&part, 1);
+  if (got > 0 || would_block(got)) return;
+  // What it wrote before it went is still there.
+  if (role_ == Role::in && !paused_) receive_shared();
+  if (failed_) return;
+  fail(got == 0 ? error(Code::peer_lost, "connection closed")
+                : Error(Code::peer_lost,
+                        text("receiving failed: %s", std::strerror(static_cast<int>(-got)))));
 }
 
 std::optional<TcpInfo> Lane::tcp_info() const {
-  struct ::tcp_info raw {};
-  socklen_t size = sizeof raw;
-  if (failed_ || getsockopt(socket_.get(), IPPROTO_TCP, TCP_INFO, &raw, &size) != 0)
-    return std::nullopt;
-  TcpInfo info;
-  info.round_trip_us = raw.tcpi_rtt;
-  info.congestion_window = raw.tcpi_snd_cwnd;
-  info.retransmitted = raw.tcpi_total_retrans;
-  info.unsent_bytes = raw.tcpi_notsent_bytes;
-  info.delivery_bytes_per_s = raw.tcpi_delivery_rate;
-  return info;
+  if (failed_) return std::nullopt;
+  return socket_->tcp_info();
 }
 
 }  // namespace weft::transport

@@ -1,24 +1,31 @@
-// Small steps with sockets that lanes, control channels and joining share.
+// The kernel's sockets behind transport's interfaces.
 #pragma once
 
-#include <netinet/in.h>
+#include <sys/socket.h>
 
 #include "weft/transport.h"
 
 namespace weft::transport::tcp {
 
-// "10.0.0.1:4000" -> an IPv4 socket address. Names are looked up.
-Result<sockaddr_in> resolve(const std::string& address);
-Result<sockaddr_in> resolve(const std::string& host, uint16_t port);
-std::string to_text(const sockaddr_in& address);
+// An IPv4 or IPv6 address with a port.
+struct Address {
+  sockaddr_storage storage{};
+  socklen_t size = 0;
+  const sockaddr* raw() const { return reinterpret_cast<const sockaddr*>(&storage); }
+};
 
-Result<Fd> listen_on(const sockaddr_in& address);
-// Starts a connection that does not block; it is open, or failed, when the socket is writable.
-Result<Fd> start_connect(const sockaddr_in& address);
-// The error of a connection attempt that has ended, 0 if it is open.
-int connect_outcome(int fd);
-void tune(int fd);  // no delay, keep-alive
-sockaddr_in local_address_of(int fd);
-std::string peer_text(int fd);
+struct HostPort {
+  std::string host;
+  uint16_t port = 0;
+};
+// "10.0.0.1:4000", "[::1]:4000" or "name:4000".
+Result<HostPort> split(const std::string& address);
+Result<Address> resolve(const std::string& host, uint16_t port);
+std::string host_of(const Address& address);
+std::string to_text(const Address& address);
+// The first address of an interface, of the family that `like` resolves to.
+Result<std::string> address_of_interface(const std::string& interface, const std::string& like);
+
+std::unique_ptr<Reactor> make_reactor();
 
 }  // namespace weft::transport::tcp

@@ -16,7 +16,7 @@ namespace {
 static_assert(std::endian::native == std::endian::little, "the wire format is little-endian");
 
 constexpr uint32_t kChunkMagic = 0x6b434877;  // "wHCk"
-constexpr uint8_t kChunkVersion = 1;
+constexpr uint8_t kChunkVersion = 2;
 
 // As it stands on the wire.
 struct WireChunk {
@@ -29,10 +29,12 @@ struct WireChunk {
   uint64_t elements;
   uint64_t first;
   uint32_t length;
-  uint32_t root;
+  uint16_t root;
+  uint8_t type;
+  uint8_t op;
   uint64_t message;
   uint64_t checksum;
-  uint32_t reserved;
+  uint32_t group;
   uint32_t header_checksum;
 };
 static_assert(sizeof(WireChunk) == kChunkHeaderBytes);
@@ -55,6 +57,9 @@ void encode(const ChunkHeader& header, std::span<std::byte, kChunkHeaderBytes> o
   wire.first = header.first;
   wire.length = header.length;
   wire.root = header.root;
+  wire.type = header.type;
+  wire.op = header.op;
+  wire.group = header.group;
   wire.message = header.message;
   wire.checksum = header.checksum;
   wire.header_checksum = header_checksum(wire);
@@ -83,6 +88,9 @@ Result<ChunkHeader> decode(std::span<const std::byte, kChunkHeaderBytes> bytes) 
   header.first = wire.first;
   header.length = wire.length;
   header.root = wire.root;
+  header.type = wire.type;
+  header.op = wire.op;
+  header.group = wire.group;
   header.message = wire.message;
   header.checksum = wire.checksum;
   return header;

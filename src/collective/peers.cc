@@ -1,0 +1,220 @@
+// The lanes to and from other ranks: opened when needed, opened again when they break.
+#include <algorithm>
+#include <array>
+
+#include "keys.h"
+
+namespace weft::collective {
+
+using transport::Lane;
+
+namespace {
+
+// A rank whose process lives accepts again within this time.
+constexpr Nanos kReopen = Nanos::from_seconds(3);
+constexpr size_t kRoundsPerPoll = 4;
+
+constexpr std::array<const char*, 5> kTcpFields = {
+    "round_trip_us", "congestion_window", "retransmitted", "unsent_bytes", "delivery_bytes_per_s"};
+
+}  // namespace
+
+Engine::Engine(const Options& options, transport::Mesh& mesh, capture::Recorder& recorder,
+               OnLost on_lost, OnAsked on_asked)
+    : options_(options),
+      mesh_(mesh),
+      recorder_(recorder),
+      clock_(recorder),
+      on_lost_(std::move(on_lost)),
+      peers_(mesh.ranks),
+      // Ranks number their messages in ranges of their own; 0 stays free for "none".
+      next_message_((uint64_t{mesh.rank.index} + 1) << 40),
+      last_change_(mesh.network->clock().now()) {
+  operation_track_ =
+      recorder_.track({trace::TrackType::stream, "operations", trace::kNone16, trace::kNone16});
+  for (const char* field : kTcpFields) tcp_names_.push_back(recorder_.name(field));
+  transport::Links::Callbacks callbacks;
+  callbacks.opened = [this](Rank rank, uint16_t number, std::unique_ptr<transport::Socket> socket,
+                            std::shared_ptr<transport::shm::Segment> shared) {
+    peers_[rank.index].out.push_back(
+        add_lane(true, rank, number, std::move(socket), std::move(shared)));
+  };
+  callbacks.accepted = [this](Rank rank, uint16_t number, std::unique_ptr<transport::Socket> socket,
+                              std::shared_ptr<transport::shm::Segment> shared) {
+    add_lane(false, rank, number, std::move(socket), std::move(shared));
+  };
+  callbacks.asked = std::move(on_asked);
+  links_ = std::make_unique<transport::Links>(mesh, std::move(callbacks));
+}
+
+Engine::~Engine() = default;
+
+uint32_t Engine::add_lane(bool outgoing, Rank rank, uint16_t number,
+                          std::unique_ptr<transport::Socket> socket,
+                          std::shared_ptr<transport::shm::Segment> shared) {
+  auto index = static_cast<uint32_t>(slots_.size());
+  for (uint32_t i = 0; i < slots_.size(); ++i)
+    if (!slots_[i].lane) index = i;
+  if (index == slots_.size()) slots_.emplace_back();
+  Slot& slot = slots_[index];
+  slot = {};
+  slot.peer = rank.index;
+  slot.number = number;
+  slot.outgoing = outgoing;
+  slot.track = recorder_.track(
+      {outgoing ? trace::TrackType::lane_out : trace::TrackType::lane_in,
+       text(outgoing ? "lane %u to rank %u" : "lane %u from rank %u", unsigned{number}, rank.index),
+       number, static_cast<uint16_t>(rank.index)});
+  uint32_t unsent = cost::unsent_limit(options_.chunk_bytes);
+  auto made = std::make_unique<Lane>(
+      outgoing ? Lane::Role::out : Lane::Role::in, *mesh_.reactor, std::move(socket),
+      std::move(shared), index, static_cast<transport::ChunkHandler&>(*this), clock_, unsent,
+      [this](uint32_t lane, Error error) { broke(lane, std::move(error)); });
+  slots_[index].lane = std::move(made);
+  return index;
+}
+
+void Engine::prepare(Rank rank) { open_lanes(rank.index); }
+
+bool Engine::connected(Rank rank) const {
+  const Peer& to = peers_[rank.index];
+  return std::any_of(to.out.begin(), to.out.end(),
+                     [&](uint32_t lane) { return slots_[lane].lane->ready(); });
+}
+
+void Engine::open_lanes(uint32_t rank) {
+  Peer& to = peers_[rank];
+  if (to.wanted || rank == mesh_.rank.index) return;
+  to.wanted = true;
+  to.down_since = mesh_.network->clock().now();
+  uint16_t count = mesh_.members[rank].shares_memory ? uint16_t{1} : options_.lanes;
+  for (uint16_t lane = 0; lane < count; ++lane) links_->open({rank}, lane);
+}
+
+// A lane has ended. What it may not have delivered is sent again; the lane itself is opened again.
+// Its memory stays until the turn is over, because it is the one that called.
+void Engine::broke(uint32_t lane, Error error) {
+  Slot& slot = slots_[lane];
+  slot.broken = true;
+  broken_.push_back(lane);
+  if (halted_) return;
+  if (error.code() != Code::peer_lost) {
+    on_lost_({slot.peer}, std::move(error));
+    return;
+  }
+  slot.early.reset();
+  slot.landing.where = Landing::Where::nowhere;
+  if (!slot.outgoing) return;  // its sender opens another
+  WEFT_LOG(collective, info, "lane %u to rank %u broke: %s", unsigned{slot.number}, slot.peer,
+           error.message().c_str());
+  Peer& to = peers_[slot.peer];
+  std::erase(to.out, lane);
+  if (slot.lane) {
+    for (Lane::Unsettled& chunk : slot.lane->take_unsettled()) {
+      if ((chunk.token & kResent) != 0 && !chunk.retained) {
+        to.resend.push_back(chunk.token);  // it had not left; its copy is still here
+      } else if (chunk.retained) {
+        uint64_t token = kResent | next_resend_++;
+        resends_.emplace(token, Resend{chunk.header, std::move(chunk.payload)});
+        to.resend.push_back(token);
+      } else {
+        Key key = chunk_key(chunk.header, slot.peer, true);
+        if (auto found = running_.find(key); found != running_.end())
+          offer(found->second, static_cast<uint32_t>(chunk.token));
+      }
+    }
+  }
+  if (to.out.empty()) to.down_since = mesh_.network->clock().now();
+  links_->open({slot.peer}, slot.number);
+}
+
+// Lanes that ended go; a rank to which no lane can be opened for too long is lost.
+void Engine::reap(Nanos now) {
+  for (uint32_t lane : std::exchange(broken_, {})) slots_[lane].lane.reset();
+  for (uint32_t rank = 0; rank < peers_.size(); ++rank) {
+    Peer& to = peers_[rank];
+    if (!to.down_since) continue;
+    if (connected({rank})) {
+      to.down_since.reset();
+      continue;
+    }
+    if (now - *to.down_since < kReopen) continue;
+    to.down_since.reset();
+    on_lost_({rank}, error(Code::peer_lost, "no lane to it could be opened within %s: %s",
+                           format_duration(kReopen).c_str(), links_->problem({rank}).c_str()));
+    return;
+  }
+}
+
+// Round and round over the lanes to one rank, a chunk each, until the chunks or the room are used
+// up. A few rounds at most: on a fast path there is always room, and what arrives must not wait
+// for it. True if more could be sent.
+bool Engine::serve(Peer& to) {
+  size_t count = to.out.size();
+  size_t refused = 0, turns = kRoundsPerPoll * count;
+  auto waiting = [&] { return !to.dispatch.empty() || !to.resend.empty(); };
+  while (waiting() && refused < count && turns-- > 0) {
+    bool took = slots_[to.out[to.next % count]].lane->send_one();
+    if (to.out.size() != count) return waiting();  // a lane broke
+    refused = took ? 0 : refused + 1;
+    to.next = (to.next + 1) % count;
+  }
+  return waiting() && refused < count;
+}
+
+std::vector<Key> Engine::poll(Nanos now) {
+  if (halted_) return {};
+  links_->tick(now);
+  more_to_send_ = false;
+  for (size_t i = 0; i < peers_.size(); ++i) {
+    Peer& to = peers_[(next_peer_ + i) % peers_.size()];
+    if (to.dispatch.empty() && to.resend.empty()) continue;
+    if (to.out.empty()) continue;
+    more_to_send_ = serve(to) || more_to_send_;
+  }
+  next_peer_ = (next_peer_ + 1) % peers_.size();
+  reap(now);
+  for (Key key : finished_) running_.erase(key);
+  return std::exchange(finished_, {});
+}
+
+void Engine::halt() {
+  halted_ = true;
+  more_to_send_ = false;
+  for (Slot& slot : slots_)
+    if (slot.lane) slot.lane->halt();
+}
+
+std::vector<LaneStatus> Engine::lanes() const {
+  std::vector<LaneStatus> out;
+  for (const Slot& slot : slots_)
+    if (slot.lane)
+      out.push_back({slot.peer, slot.number, slot.outgoing, slot.lane->shared(), !slot.broken,
+                     slot.lane->counters()});
+  return out;
+}
+
+void Engine::record_tcp_info() {
+  for (const Slot& slot : slots_) {
+    if (!slot.lane || !slot.outgoing) continue;
+    auto info = slot.lane->tcp_info();
+    if (!info) continue;
+    std::array<uint64_t, kTcpFields.size()> values = {info->round_trip_us, info->congestion_window,
+                                                      info->retransmitted, info->unsent_bytes,
+                                                      info->delivery_bytes_per_s};
+    trace::Event event;
+    event.start_ns = recorder_.now().count;
+    event.shape = trace::Shape::counter;
+    event.kind = trace::Kind::tcp_info;
+    event.track = slot.track;
+    event.lane = slot.number;
+    event.peer = static_cast<uint16_t>(slot.peer);
+    for (size_t field = 0; field < values.size(); ++field) {
+      event.name = tcp_names_[field];
+      event.duration_ns = static_cast<int64_t>(values[field]);
+      recorder_.record(event);
+    }
+  }
+}
+
+}  // namespace weft::collective

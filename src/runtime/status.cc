@@ -1,0 +1,139 @@
+// How a running job is doing: asked of rank 0, answered by all.
+#include <unistd.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "group.h"
+
+namespace weft::runtime {
+
+using Json = nlohmann::ordered_json;
+using transport::Control;
+using transport::Packer;
+using transport::Unpacker;
+
+namespace {
+
+constexpr size_t kInquiries = 8;
+constexpr Nanos kPatience = Nanos::from_seconds(1);  // for the answers of other ranks
+
+}  // namespace
+
+std::string Group::Impl::status_of_this_rank() {
+  Json flights = Json::array();
+  for (const collective::Flight& flight : engine->flights()) {
+    Json one = {{"operation", flight.number & (kDirectOperations - 1)},
+                {"group", flight.group},
+                {"what", flight.signature},
+                {"bytes_received", flight.bytes_done},
+                {"bytes_to_receive", flight.bytes_total},
+                {"seconds", (recorder.now() - flight.since).seconds()},
+                {"waits_for", flight.waits_for ? Json(*flight.waits_for) : Json()}};
+    flights.push_back(std::move(one));
+    if (flights.size() == 32) break;
+  }
+  Json lanes = Json::array();
+  double seconds = std::max(1e-9, (now() - began).seconds());
+  for (const collective::LaneStatus& lane : engine->lanes())
+    lanes.push_back(
+        {{"peer", lane.peer},
+         {"lane", lane.number},
+         {"direction", lane.outgoing ? "out" : "in"},
+         {"transport", lane.shared_memory ? "shm" : "tcp"},
+         {"bytes", lane.outgoing ? lane.counters.bytes_sent : lane.counters.bytes_received},
+         {"bytes_per_s", static_cast<double>(lane.outgoing ? lane.counters.bytes_sent
+                                                           : lane.counters.bytes_received) /
+                             seconds}});
+  Json out = {{"rank", mesh.rank.index},
+              {"host", options.host},
+              {"pid", static_cast<int>(::getpid())},
+              {"operations", std::move(flights)},
+              {"last_progress_seconds_ago", (now() - engine->progress().last_change).seconds()},
+              {"lanes", std::move(lanes)}};
+  return out.dump();
+}
+
+// Someone who knows the secret connected.
+void Group::Impl::asked(std::unique_ptr<transport::Socket> socket) {
+  if (inquiries.size() >= kInquiries) return;
+  inquiries.push_back({std::make_unique<transport::ControlChannel>(*mesh.reactor, std::move(socket),
+                                                                   Rank{mesh.ranks}),
+                       now(),
+                       false,
+                       false,
+                       {}});
+}
+
+void Group::Impl::serve_status(Nanos at) {
+  for (size_t i = 0; i < inquiries.size();) {
+    Inquiry& inquiry = inquiries[i];
+    if (inquiry.answered) {
+      // The words must be out before the connection goes.
+      if (inquiry.channel->flushed() || inquiry.channel->failure())
+        inquiries.erase(inquiries.begin() + static_cast<ptrdiff_t>(i));
+      else
+        ++i;
+      continue;
+    }
+    if (!inquiry.asked) {
+      inquiry.asked = true;
+      inquiry.answers[mesh.rank.index] = status_of_this_rank();
+      if (is_root())
+        for (auto& channel : mesh.control)
+          if (channel) channel->send(Control::query, Packer());
+    }
+    bool complete = !is_root() || inquiry.answers.size() == mesh.ranks;
+    bool over = complete || at - inquiry.since > kPatience || inquiry.channel->failure();
+    if (!over) {
+      ++i;
+      continue;
+    }
+    Json ranks = Json::array();
+    for (const auto& [rank, words] : inquiry.answers) {
+      Json one = Json::parse(words, nullptr, false);
+      if (!one.is_discarded()) ranks.push_back(std::move(one));
+    }
+    Json silent = Json::array();
+    for (uint32_t r = 0; r < mesh.ranks; ++r)
+      if (is_root() && !inquiry.answers.contains(r)) silent.push_back(r);
+    Json answer = {{"ranks", mesh.ranks}, {"answered", std::move(ranks)}, {"silent", silent}};
+    Packer words;
+    std::string dumped = answer.dump();
+    if (dumped.size() < transport::kMaxControlBytes - 16)
+      inquiry.channel->send(Control::answer, words.string(dumped));
+    inquiry.answered = true;
+  }
+}
+
+std::string Group::status() {
+  std::lock_guard sits(impl_->seat);
+  return impl_->status_of_this_rank();
+}
+
+Result<std::string> ask_status(const std::string& address, const std::string& secret,
+                               Nanos deadline) {
+  WEFT_ASSIGN(std::unique_ptr<transport::Socket> socket,
+              transport::call(address, secret, transport::Purpose::status, deadline));
+  auto reactor = transport::kernel_network().reactor();
+  transport::ControlChannel channel(*reactor, std::move(socket), Rank{0});
+  Nanos until = monotonic_clock().now() + deadline;
+  for (;;) {
+    if (auto frame = channel.receive()) {
+      Unpacker fields(frame->payload);
+      std::string words = fields.string();
+      if (frame->type != Control::answer || !fields.complete())
+        return error(Code::corrupt, "%s answered something else than a status", address.c_str());
+      return words;
+    }
+    if (channel.failure())
+      return error(Code::peer_lost, "%s hung up: %s", address.c_str(),
+                   channel.failure()->message().c_str());
+    if (monotonic_clock().now() > until)
+      return error(Code::timeout, "%s did not answer within %s", address.c_str(),
+                   format_duration(deadline).c_str());
+    reactor->run_once(Nanos::from_millis(20));
+  }
+}
+
+}  // namespace weft::runtime
