@@ -1,16 +1,97 @@
-// bench: how fast weft's own machinery is, on jobs made in memory.
+// bench: how fast weft is, beside other systems and beside what the machine could do.
 //
-// The jobs are the same on every machine, so two figures differ only by the machine and the code.
-// They say nothing about a cluster.
+// Collectives are measured from the outside: each engine (weft, its peers, and the bare wire) is a
+// set of processes that is started once and asked in turns, so that whatever else the machine does
+// meets all of them alike. docs/ has the tables that come of it.
 //
-// Threads: pure functions; what is measured runs on the calling thread.
+// Replay is measured on jobs made in memory, the same on every machine; that says nothing about a
+// cluster.
+//
+// Threads: one at a time; engines are child processes.
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
 
 #include "weft/base.h"
 
 namespace weft::bench {
+
+// ---- collectives -------------------------------------------------------------------------
+
+enum class Transport : uint8_t { tcp, shm };
+const char* name_of(Transport transport);
+
+// allreduce, reduce-scatter, all-gather, broadcast, all-to-all, sendrecv.
+const std::vector<std::string>& collectives();
+// Types and operations that may be asked for; a peer may lack some.
+const std::vector<std::string>& types();
+const std::vector<std::string>& operations();
+// gloo, openmpi, mpich, horovod (over Gloo; with shared memory, over MPI), horovod-mpi.
+const std::vector<std::string>& peers();
+
+struct CollectiveOptions {
+  std::string collective = "allreduce";
+  uint32_t ranks = 4;
+  Bytes from = kib(1), to = mib(64);  // of the whole, as nccl-tests counts
+  uint32_t factor = 4;                // from one size to the next
+  Transport transport = Transport::tcp;
+  std::string type = "float32", op = "sum";
+  uint32_t lanes = 0;                           // of weft; 0: what its default plan says
+  std::string algorithm;                        // of weft; empty: its own choice
+  std::vector<std::string> peers;               // of peers()
+  uint32_t repeats = 7;                         // of each measurement; medians count
+  bool check = false;                           // compare results with what they must be
+  Nanos repeat_time = Nanos::from_millis(150);  // that one repeat should take
+};
+
+// One engine at one size. Times are those of the slowest rank, for one collective.
+struct Row {
+  std::string engine;
+  Transport transport = Transport::tcp;  // that this engine used
+  uint32_t ranks = 0;
+  uint64_t bytes = 0, count = 0;
+  double time_us = 0, time_us_low = 0, time_us_high = 0;  // median and quartiles
+  double algbw = 0;                                       // GB/s: bytes / time
+  double busbw = 0;               // GB/s: algbw times what each link carries for a byte of result
+  std::optional<uint64_t> wrong;  // elements, over all ranks; absent when not checked
+  uint32_t lanes = 0;             // of weft
+  std::string algorithm;          // of weft
+  uint32_t iterations = 0;        // in one repeat
+};
+
+struct EngineReport {
+  std::string name;
+  std::string version;  // what it says of itself
+  std::string how;      // how it was started, for people
+  std::string absent;   // why it is not in the rows; empty: it is
+};
+
+struct CollectiveResult {
+  std::vector<Row> rows;  // by size, then by engine
+  std::vector<EngineReport> engines;
+  uint32_t cores = 0;
+  double steal_percent = 0;               // taken by other guests during the run
+  std::optional<double> iperf3_gb_per_s;  // one connection each way at once, each way's rate
+  double seconds = 0;
+};
+
+using Say = std::function<void(const std::string&)>;
+
+// Measures all engines. One that cannot be set up or that fails is reported as absent, and the rest
+// goes on. Fails with invalid_argument on bad options.
+Result<CollectiveResult> measure_collective(const CollectiveOptions& options, const Say& say);
+
+// What a link carries for each byte of result: 2(n-1)/n for all-reduce and so on.
+double bus_factor(const std::string& collective, uint32_t ranks);
+
+// The other side: one rank of an engine that is part of this program. Returns its exit code.
+int worker(const std::string& engine);
+
+// ---- replay ------------------------------------------------------------------------------
 
 struct ReplayOptions {
   uint64_t operations = 1'000'000;        // at least as many are simulated

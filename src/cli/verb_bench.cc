@@ -1,9 +1,11 @@
-// weft bench: how fast weft itself is on this machine.
+// weft bench: how fast weft is on this machine, beside other systems and the wire.
 
 #include <CLI/CLI.hpp>
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "analysis.h"
+#include "table.h"
 #include "verb.h"
 #include "weft/bench.h"
 
@@ -11,12 +13,14 @@ namespace weft::cli {
 
 namespace {
 
-struct Options {
+using Json = nlohmann::ordered_json;
+
+struct ReplayOptions {
   bench::ReplayOptions replay;
   bool json = false;
 };
 
-Outcome replay(const Options& options) {
+Outcome replay(const ReplayOptions& options) {
   WEFT_ASSIGN(bench::ReplaySpeed speed, bench::replay_speed(options.replay, monotonic_clock()));
   if (options.json) {
     print_json({{"operations_per_second", speed.operations_per_second},
@@ -44,12 +48,162 @@ Outcome replay(const Options& options) {
   return {};
 }
 
+struct CollectiveOptions {
+  bench::CollectiveOptions bench;
+  std::string from = "1K", to = "64M", transport = "tcp";
+  std::vector<std::string> peers;
+  bool json = false;
+};
+
+// nccl-tests' sizes: "1K" and "64M" are binary there, and so they are here.
+Result<Bytes> parse_size(const std::string& input) {
+  std::string words = input;
+  if (!words.empty() && std::string_view("KMGkmg").find(words.back()) != std::string_view::npos) {
+    words.back() = static_cast<char>(std::toupper(words.back()));
+    words += "iB";
+  }
+  return parse_bytes(words);
+}
+
+Json row_json(const bench::Row& row, const bench::CollectiveOptions& asked) {
+  Json out = {{"engine", row.engine},
+              {"transport", bench::name_of(row.transport)},
+              {"ranks", row.ranks},
+              {"bytes", row.bytes},
+              {"count", row.count},
+              {"type", asked.type},
+              {"redop", asked.op},
+              {"time_us", row.time_us},
+              {"time_us_low", row.time_us_low},
+              {"time_us_high", row.time_us_high},
+              {"algbw", row.algbw},
+              {"busbw", row.busbw},
+              {"iterations", row.iterations}};
+  if (row.wrong) out["wrong"] = *row.wrong;
+  if (row.engine == "weft") {
+    out["lanes"] = row.lanes;
+    out["algorithm"] = row.algorithm;
+  }
+  return out;
+}
+
+Json collective_json(const bench::CollectiveResult& result, const bench::CollectiveOptions& asked) {
+  Json rows = Json::array(), engines = Json::array();
+  for (const bench::Row& row : result.rows) rows.push_back(row_json(row, asked));
+  for (const bench::EngineReport& engine : result.engines) {
+    Json one = {{"engine", engine.name}, {"version", engine.version}, {"how", engine.how}};
+    if (!engine.absent.empty()) one["absent"] = engine.absent;
+    engines.push_back(std::move(one));
+  }
+  Json out = {{"collective", asked.collective}, {"rows", std::move(rows)},
+              {"engines", std::move(engines)},  {"repeats", asked.repeats},
+              {"cores", result.cores},          {"steal_percent", result.steal_percent},
+              {"seconds", result.seconds}};
+  if (result.iperf3_gb_per_s) out["iperf3_gb_per_s"] = *result.iperf3_gb_per_s;
+  return out;
+}
+
+void print_collective(const bench::CollectiveResult& result,
+                      const bench::CollectiveOptions& asked) {
+  print(
+      text("# %s, %u ranks on %u cores, asked over %s; medians of %u repeats taken in turns; "
+           "%.1f %% stolen\n",
+           asked.collective.c_str(), asked.ranks, result.cores, bench::name_of(asked.transport),
+           asked.repeats, result.steal_percent));
+  for (const bench::EngineReport& engine : result.engines)
+    print(text("# %s: %s%s%s%s\n", engine.name.c_str(), engine.version.c_str(),
+               engine.how.empty() || engine.version.empty() ? "" : "; ", engine.how.c_str(),
+               engine.absent.empty() ? "" : (" ABSENT: " + engine.absent).c_str()));
+  Table table({{"size", Align::right},
+               {"count", Align::right},
+               {"type"},
+               {"redop"},
+               {"engine"},
+               {"over"},
+               {"time(us)", Align::right},
+               {"low", Align::right},
+               {"high", Align::right},
+               {"algbw(GB/s)", Align::right},
+               {"busbw(GB/s)", Align::right},
+               {"#wrong", Align::right}});
+  for (const bench::Row& row : result.rows)
+    table.add({std::to_string(row.bytes), std::to_string(row.count), asked.type, asked.op,
+               row.engine, bench::name_of(row.transport), text("%.2f", row.time_us),
+               text("%.2f", row.time_us_low), text("%.2f", row.time_us_high),
+               text("%.3f", row.algbw), text("%.3f", row.busbw),
+               row.wrong ? std::to_string(*row.wrong) : "N/A"});
+  print(table.text());
+  if (result.iperf3_gb_per_s)
+    print(text("# iperf3, one connection each way at once: %.3f GB/s each way\n",
+               *result.iperf3_gb_per_s));
+}
+
+Outcome collective(const CollectiveOptions& options) {
+  bench::CollectiveOptions asked = options.bench;
+  WEFT_ASSIGN(asked.from, parse_size(options.from));
+  WEFT_ASSIGN(asked.to, parse_size(options.to));
+  asked.transport = options.transport == "shm" ? bench::Transport::shm : bench::Transport::tcp;
+  asked.peers = options.peers;
+  WEFT_ASSIGN(bench::CollectiveResult result, bench::measure_collective(asked, narrator()));
+  if (options.json)
+    print_json(collective_json(result, asked));
+  else
+    print_collective(result, asked);
+  for (const bench::Row& row : result.rows)
+    if (row.wrong.value_or(0) > 0)
+      return Outcome::run_failed(text(
+          "%s gave %llu wrong elements at %llu bytes", row.engine.c_str(),
+          static_cast<unsigned long long>(*row.wrong), static_cast<unsigned long long>(row.bytes)));
+  return {};
+}
+
+void add_collective(CLI::App& group, Context& context, const std::string& name) {
+  auto options = std::make_shared<CollectiveOptions>();
+  options->bench.collective = name;
+  CLI::App* verb =
+      add_verb(group, name, "Times " + name + " beside other systems and the wire.",
+               "weft bench " + name + " -n 4 -b 1K -e 64M -f 4 --peers gloo,openmpi --check");
+  verb->add_option("-n,--ranks", options->bench.ranks, "How many ranks, on this machine")
+      ->check(CLI::Range(1u, 64u).description(""))
+      ->capture_default_str();
+  verb->add_option("-b,--minbytes", options->from, "Smallest size")->capture_default_str();
+  verb->add_option("-e,--maxbytes", options->to, "Largest size")->capture_default_str();
+  verb->add_option("-f,--stepfactor", options->bench.factor, "From one size to the next")
+      ->check(CLI::Range(2u, 1u << 20).description(""))
+      ->capture_default_str();
+  verb->add_option("--transport", options->transport, "What peers on one host talk over")
+      ->check(CLI::IsMember({"tcp", "shm"}))
+      ->capture_default_str();
+  verb->add_option("--lanes", options->bench.lanes, "Lanes of weft; its plan's if not given")
+      ->check(CLI::Range(1u, 64u).description(""));
+  verb->add_option("--algorithm", options->bench.algorithm,
+                   "Algorithm of weft; its own choice if not given");
+  verb->add_option("--type", options->bench.type, "Of the elements")
+      ->check(CLI::IsMember(bench::types()))
+      ->capture_default_str();
+  verb->add_option("--op", options->bench.op, "Reduction")
+      ->check(CLI::IsMember(bench::operations()))
+      ->capture_default_str();
+  verb->add_option("--peers", options->peers, "Systems to measure beside weft, set up if missing")
+      ->delimiter(',')
+      ->check(CLI::IsMember(bench::peers()));
+  verb->add_option("--repeats", options->bench.repeats, "Of each measurement")
+      ->check(CLI::Range(1u, 1000u).description(""))
+      ->capture_default_str();
+  verb->add_flag("--check", options->bench.check, "Compare results with what they must be");
+  verb->add_flag("--json", options->json, "Print one JSON object");
+  on_call(*verb, context, [options] { return collective(*options); });
+}
+
 }  // namespace
 
 void add_bench(CLI::App& app, Context& context) {
-  CLI::App* group =
-      add_group(app, "bench", "Measures how fast weft itself is here.", "weft bench replay");
-  auto options = std::make_shared<Options>();
+  CLI::App* group = add_group(app, "bench", "Measures how fast weft is here, and its peers.",
+                              "weft bench allreduce -n 4 --peers gloo,openmpi\n"
+                              "weft bench replay");
+  for (const std::string& name : bench::collectives()) add_collective(*group, context, name);
+
+  auto options = std::make_shared<ReplayOptions>();
   CLI::App* verb = add_verb(*group, "replay", "Times the replay of a large job made in memory.",
                             "weft bench replay --json");
   verb->add_option("--operations", options->replay.operations, "How many to simulate at the least")
@@ -57,6 +211,14 @@ void add_bench(CLI::App& app, Context& context) {
       ->capture_default_str();
   verb->add_flag("--json", options->json, "Print one JSON object");
   on_call(*verb, context, [options] { return replay(*options); });
+
+  // Not for people: what the verbs above start.
+  auto engine = std::make_shared<std::string>();
+  CLI::App* worker = add_verb(*group, "worker", "One rank of an engine of `weft bench`.",
+                              "weft bench worker wire-tcp");
+  worker->add_option("ENGINE", *engine, "Which")->required();
+  worker->group("");
+  on_call(*worker, context, [engine] { return Outcome::said(bench::worker(*engine)); });
 }
 
 }  // namespace weft::cli

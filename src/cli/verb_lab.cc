@@ -28,7 +28,7 @@ Outcome run(const Options& options) {
   auto understood_options = understood(options.lab);
   if (!understood_options) return Outcome::bad_input(understood_options.error());
   lab::RunOptions& asked = *understood_options;
-  asked.engine = options.engine == "gloo" ? lab::Engine::gloo : lab::Engine::weft;
+  WEFT_ASSIGN(asked.engine, lab::engine_of(options.engine));
   asked.record = !options.no_record;
   WEFT_ASSIGN(lab::RunResult result, lab::run(asked, narrator()));
   std::string flow = asked.flow_bits_per_s > 0 ? format_rate(asked.flow_bits_per_s) : "no cap";
@@ -155,7 +155,7 @@ void add_lab_run(CLI::App& group, Context& context) {
   add_lab_options(*verb, options->lab);
   verb->add_option("--plan", options->lab.plan, "A plan file, or a preset")->capture_default_str();
   verb->add_option("--engine", options->engine, "Who communicates")
-      ->check(CLI::IsMember({"weft", "gloo"}))
+      ->check(CLI::IsMember({"weft", "gloo", "openmpi", "horovod"}))
       ->capture_default_str();
   verb->add_flag("--no-record", options->no_record, "Write no trace");
   verb->add_flag("--compute-only", options->lab.run.compute_only, "Leave communication out");

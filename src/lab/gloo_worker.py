@@ -1,245 +1,46 @@
-"""One rank of an emulated training job over PyTorch's Gloo, as DistributedDataParallel would run it.
+"""One rank of a job of `weft lab run --engine gloo`: emulated training over PyTorch's Gloo.
 
-Usage: python3 gloo_worker.py JOB.json
-
-The device is a timeline of timers; buffers, sockets and reductions are real. Gradients become ready
-layer by layer in backward; a bucket is all-reduced once all of its gradients are ready, in bucket
-order; the step waits for all buckets, then updates. Gradients live in their bucket's buffer (DDP's
-gradient_as_bucket_view), which spares Gloo the copies that DDP makes by default. No DDP module is
-used, because there is no real backward to hook.
-
-The gradients' values are those of gradients.h, so that each sum is known exactly. They are checked
-and refilled by a second thread while the emulated device is busy.
+A bucket is all-reduced once all of its gradients are ready, in bucket order. Gradients live in
+their bucket's buffer (DDP's gradient_as_bucket_view), which spares Gloo the copies that DDP makes
+by default. No DDP module is used, because there is no real backward to hook.
 """
 
-import ctypes
-import json
 import os
-import socket
 import sys
-import threading
-import time
 from datetime import timedelta
 
-WARM_UP_ITERATIONS = 2
-PERIOD = 97  # of the gradients' values
-STEP_OF_INDEX = 7
-INVERSE_STEP = 14  # 7 * 14 = 1 modulo 97: turns a summand into a shift of the pattern
-PR_SET_TIMERSLACK = 29
+import training
+
 TIMEOUT = timedelta(seconds=60)
 
 
-def now():
-    return time.clock_gettime_ns(time.CLOCK_MONOTONIC_RAW)
-
-
-def sleep_until(deadline_ns):
-    left = deadline_ns - now()
-    while left > 0:
-        time.sleep(left * 1e-9)
-        left = deadline_ns - now()
-
-
-def cpu_times():
-    """(busy, steal, total) ticks over all processors since boot."""
-    with open("/proc/stat") as file:
-        ticks = [int(word) for word in file.readline().split()[1:9]]
-    user, nice, system, idle, iowait, irq, softirq, steal = (ticks + [0] * 8)[:8]
-    busy = user + nice + system + irq + softirq
-    return busy, steal, busy + idle + iowait + steal
-
-
-class Device:
-    """Runs one thing after another. A timer that fires late delays nothing that comes after."""
-
+class Gloo(training.Communicator):
     def __init__(self):
-        self.free_at = now()
+        self.works = []
 
-    def depends_on_now(self):
-        self.free_at = max(self.free_at, now())
+    def join(self, torch, job):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", training.interface())
+        import torch.distributed as dist
 
-    def run(self, duration_ns):
-        self.free_at += duration_ns
-        sleep_until(self.free_at)
-
-
-class Gradients:
-    """The buckets' buffers, their values before the sum and the values expected after it."""
-
-    def __init__(self, torch, job):
-        self.torch = torch
-        self.size = job["size"]
-        self.seed = job["seed"]
-        elements = [tensor["elements"] for tensor in job["tensors"]]
-        longest = max(elements) + PERIOD
-        index = torch.arange(longest, dtype=torch.int64)
-        base = (index * STEP_OF_INDEX % PERIOD).to(torch.float32)
-        self.own = base + job["rank"]
-        self.sums = base * self.size + self.size * (self.size - 1) // 2
-        self.buffers = []
-        self.views = [None] * len(elements)
-        for bucket in job["buckets"]:
-            buffer = torch.zeros(sum(elements[t] for t in bucket), dtype=torch.float32)
-            at = 0
-            for t in bucket:
-                self.views[t] = buffer[at:at + elements[t]]
-                at += elements[t]
-            self.buffers.append(buffer)
-        missing = [t for t, view in enumerate(self.views) if view is None]
-        if missing:
-            raise ValueError("tensors in no bucket: %s" % missing[:5])
-
-    def _of(self, table, tensor, step):
-        summand = (13 * step + 31 * tensor + self.seed) % PERIOD
-        shift = summand * INVERSE_STEP % PERIOD
-        return table[shift:shift + self.views[tensor].numel()]
-
-    def fill(self, tensor, step):
-        self.views[tensor].copy_(self._of(self.own, tensor, step))
-
-    def is_exact(self, tensor, step):
-        return self.torch.equal(self.views[tensor], self._of(self.sums, tensor, step))
-
-
-class Checker(threading.Thread):
-    """Verifies a bucket's sums and refills it, apart from the training thread."""
-
-    def __init__(self, gradients, buckets, verify):
-        super().__init__(daemon=True)
-        self.gradients, self.buckets, self.verify = gradients, buckets, verify
-        self.exact = True
-        self.queue = []
-        self.filled = [0] * len(buckets)
-        self.changed = threading.Condition()
-        for bucket in buckets:
-            for tensor in bucket:
-                gradients.fill(tensor, 0)
-
-    def done(self, bucket, step):
-        with self.changed:
-            self.queue.append((bucket, step))
-            self.changed.notify_all()
-
-    def wait_filled(self, bucket, step):
-        with self.changed:
-            self.changed.wait_for(lambda: self.filled[bucket] == step)
-
-    def finish(self):
-        with self.changed:
-            self.changed.wait_for(lambda: not self.queue)
-        return self.exact
-
-    def run(self):
-        while True:
-            with self.changed:
-                self.changed.wait_for(lambda: self.queue)
-                bucket, step = self.queue[0]
-            exact = True
-            for tensor in self.buckets[bucket]:
-                if self.verify and not self.gradients.is_exact(tensor, step):
-                    exact = False
-                    sys.stderr.write("tensor %d of step %d: the sum is wrong\n" % (tensor, step))
-                self.gradients.fill(tensor, step + 1)
-            with self.changed:
-                self.exact = self.exact and exact
-                self.filled[bucket] = step + 1
-                self.queue.pop(0)
-                self.changed.notify_all()
-
-
-class Training:
-    def __init__(self, job, dist, gradients, checker):
-        self.job, self.dist = job, dist
-        self.gradients, self.checker = gradients, checker
-        self.bucket_of = [0] * len(job["tensors"])
-        for index, bucket in enumerate(job["buckets"]):
-            for tensor in bucket:
-                self.bucket_of[tensor] = index
-
-    def backward(self, device, step):
-        """Returns the started all-reduces, in bucket order."""
-        pending = [len(bucket) for bucket in self.job["buckets"]]
-        works = []
-        for layer in reversed(self.job["layers"]):
-            device.run(layer["backward_ns"])
-            for tensor in layer["tensors"]:
-                pending[self.bucket_of[tensor]] -= 1
-            while self.dist and len(works) < len(pending) and pending[len(works)] == 0:
-                bucket = len(works)
-                self.checker.wait_filled(bucket, step)
-                works.append(self.dist.all_reduce(self.gradients.buffers[bucket], async_op=True))
-        return works
-
-    def run(self):
-        layers = self.job["layers"]
-        iterations = self.job["iterations"]
-        starts, cpu = [], {}
-        device = Device()
-        for step in range(iterations + 1):
-            starts.append(device.free_at)
-            if step in (min(WARM_UP_ITERATIONS, iterations), iterations):
-                cpu[step] = cpu_times()
-            if step == iterations:
-                break
-            for layer in layers:
-                device.run(layer["forward_ns"])
-            works = self.backward(device, step)
-            for work in works:
-                work.wait()
-            if works:
-                device.depends_on_now()
-            for bucket in range(len(works)):
-                self.checker.done(bucket, step)
-            for layer in layers:
-                device.run(layer["update_ns"])
-        return starts, cpu
-
-
-def load(cpu):
-    (busy0, steal0, total0), (busy1, steal1, total1) = cpu[min(cpu)], cpu[max(cpu)]
-    total = max(total1 - total0, 1)
-    return 100 * (busy1 - busy0) / total, 100 * (steal1 - steal0) / total
-
-
-def main():
-    with open(sys.argv[1]) as file:
-        job = json.load(file)
-    ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0)
-    interfaces = [name for _, name in socket.if_nameindex()]
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "eth0" if "eth0" in interfaces else "lo")
-
-    import torch
-    import torch.distributed as dist
-
-    torch.set_num_threads(1)
-    communicates = not job.get("compute_only", False) and job["size"] > 1
-    gradients = Gradients(torch, job)
-    checker = Checker(gradients, job["buckets"], job.get("verify", True))
-    checker.start()
-    if communicates:
+        self.dist = dist
+        self.name = "gloo, torch %s" % torch.__version__
         dist.init_process_group("gloo", init_method="tcp://%s:%d" % (job["master_addr"],
                                                                     job["master_port"]),
                                 rank=job["rank"], world_size=job["size"], timeout=TIMEOUT)
         dist.barrier()
-    starts, cpu = Training(job, dist if communicates else None, gradients, checker).run()
-    exact = checker.finish()
-    if communicates:
-        dist.barrier()  # nobody closes a connection that another still needs
-    busy, steal = load(cpu)
-    with open(job["result"] + ".part", "w") as file:
-        json.dump({"starts_ns": starts, "exact": exact, "cpu_busy_percent": busy,
-                   "steal_percent": steal, "torch": torch.__version__}, file)
-    os.rename(job["result"] + ".part", job["result"])
-    return 0
+
+    def start(self, gradients, group, step):
+        self.works.append(self.dist.all_reduce(gradients.buffers[group], async_op=True))
+
+    def wait(self):
+        for work in self.works:
+            work.wait()
+        self.works = []
+        return True
+
+    def leave(self):
+        self.dist.barrier()
 
 
 if __name__ == "__main__":
-    try:
-        code = main()
-    except Exception as problem:  # a lost peer, most of all: say it in one line
-        sys.stderr.write("%s: %s\n" % (type(problem).__name__, str(problem).split("\n")[0]))
-        code = 3
-    sys.stderr.flush()
-    sys.stdout.flush()
-    # Gloo's threads may wait for a peer that is gone; nothing is left that they should finish.
-    os._exit(code)
+    training.main(Gloo(), sys.argv[1])

@@ -23,8 +23,10 @@
 
 namespace weft::lab {
 
-enum class Engine { weft, gloo };
+// Who communicates: weft, or one of the systems that it is compared with.
+enum class Engine { weft, gloo, openmpi, horovod };
 const char* name_of(Engine engine);
+Result<Engine> engine_of(const std::string& name);
 
 struct ClockError {
   Nanos offset;
@@ -99,6 +101,11 @@ struct ModelSummary {
 };
 Result<std::vector<ModelSummary>> models();
 Result<ModelSummary> describe_model(const std::string& name_or_path);
+
+// Sets up a system that weft is compared with (gloo, openmpi, mpich, horovod) if it is missing,
+// which may install packages and take minutes. Returns the Python that can import it, or the
+// command that starts its processes. Fails with unsupported, saying why it is not to be had.
+Result<std::string> set_up_peer(const std::string& name);
 
 // Asks iperf3 inside the emulated network whether rates are what was asked.
 struct CheckOptions {

@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "cluster.h"
+#include "engines.h"
 #include "job.h"
 #include "soundness.h"
 #include "weft/cost.h"
@@ -126,34 +127,16 @@ Result<Job> common_job(const RunOptions& options, const Model& model, const Fact
   return job;
 }
 
-Result<std::vector<std::string>> worker_command(Engine engine, const std::string& job_file) {
-  if (engine == Engine::weft)
-    return std::vector<std::string>{self_path(), "lab", "worker", job_file};
-  WEFT_ASSIGN(std::string script, data_path("lab/gloo_worker.py"));
-  // A Python that has torch: the user's choice, then the usual places.
-  std::vector<std::string> candidates;
-  if (const char* chosen = std::getenv("WEFT_PYTHON")) candidates.emplace_back(chosen);
-  candidates.insert(candidates.end(), {"/usr/bin/python3", "python3"});
-  for (const std::string& python : candidates) {
-    std::string test = python + " -c 'import torch.distributed' >/dev/null 2>&1";
-    if (std::system(test.c_str()) == 0)  // NOLINT(cert-env33-c): our own words
-      return std::vector<std::string>{python, script, job_file};
-  }
-  return error(Code::unsupported,
-               "the gloo engine needs PyTorch, which no Python here has; install Debian's "
-               "python3-torch, or name a Python that has torch in WEFT_PYTHON");
-}
-
 struct Child {
-  pid_t pid = 0;
+  EngineProcess process;
   bool ended = false;
   int status = 0;
   Nanos after{0};
 };
 
-// The last lines that a worker wrote, for messages.
-std::string last_words(const std::string& folder, uint32_t rank) {
-  auto content = read_file(text("%s/rank-%u.log", folder.c_str(), rank), mib(16));
+// The last line that a process wrote, for messages.
+std::string last_words(const Child& child) {
+  auto content = read_file(child.process.log, mib(16));
   if (!content) return "";
   while (!content->empty() && content->back() == '\n') content->pop_back();
   size_t line = content->rfind('\n');
@@ -168,21 +151,21 @@ std::string how_it_ended(const Child& child) {
 }
 
 // Waits for all workers. When one fails the others are given time to say why, then ended.
-Result<void> mind(std::vector<Child>& children, const std::string& folder) {
+Result<void> mind(std::vector<Child>& children) {
   Nanos begin = monotonic_clock().now();
-  std::optional<uint32_t> first;
+  std::optional<size_t> first;
   Nanos failed_at{0};
   for (;;) {
     int status = 0;
     pid_t pid = ::waitpid(-1, &status, WNOHANG);
     Nanos now = monotonic_clock().now();
     if (pid > 0) {
-      for (uint32_t rank = 0; rank < children.size(); ++rank) {
-        Child& child = children[rank];
-        if (child.pid != pid) continue;
-        child = {pid, true, status, now - begin};
+      for (size_t i = 0; i < children.size(); ++i) {
+        Child& child = children[i];
+        if (child.process.pid != pid) continue;
+        child = {std::move(child.process), true, status, now - begin};
         if (status != 0 && !first) {
-          first = rank;
+          first = i;
           failed_at = now;
         }
       }
@@ -193,27 +176,28 @@ Result<void> mind(std::vector<Child>& children, const std::string& folder) {
     if (all) break;
     if (first && now - failed_at > kEndTogether)
       for (Child& child : children)
-        if (!child.ended) ::kill(child.pid, SIGKILL);
+        if (!child.ended) ::kill(child.process.pid, SIGKILL);
     std::this_thread::sleep_for(std::chrono::milliseconds(2));
   }
   if (!first) return {};
   // A worker that was killed is the cause, whoever was reaped first.
-  for (uint32_t rank = 0; rank < children.size(); ++rank)
-    if (WIFSIGNALED(children[rank].status) &&
-        children[rank].after <= children[*first].after + Nanos::from_seconds(2) &&
-        WTERMSIG(children[rank].status) != SIGPIPE) {
-      first = rank;
+  for (size_t i = 0; i < children.size(); ++i)
+    if (WIFSIGNALED(children[i].status) &&
+        children[i].after <= children[*first].after + Nanos::from_seconds(2) &&
+        WTERMSIG(children[i].status) != SIGPIPE) {
+      first = i;
       break;
     }
-  std::string message = text("rank %u %s after %s", *first, how_it_ended(children[*first]).c_str(),
-                             format_duration(children[*first].after).c_str());
-  std::string words = last_words(folder, *first);
+  const Child& cause = children[*first];
+  std::string message = text("%s %s after %s", cause.process.name.c_str(),
+                             how_it_ended(cause).c_str(), format_duration(cause.after).c_str());
+  std::string words = last_words(cause);
   if (!words.empty()) message += ": " + words;
-  for (uint32_t rank = 0; rank < children.size(); ++rank) {
-    if (rank == *first || children[rank].status == 0) continue;
-    words = last_words(folder, rank);
-    message += text("\n  rank %u %s %s later%s%s", rank, how_it_ended(children[rank]).c_str(),
-                    format_duration(children[rank].after - children[*first].after).c_str(),
+  for (const Child& child : children) {
+    if (&child == &cause || child.status == 0) continue;
+    words = last_words(child);
+    message += text("\n  %s %s %s later%s%s", child.process.name.c_str(),
+                    how_it_ended(child).c_str(), format_duration(child.after - cause.after).c_str(),
                     words.empty() ? "" : ": ", words.c_str());
   }
   return Error(Code::peer_lost, message);
@@ -254,8 +238,6 @@ Result<RunResult> summarise(const RunOptions& options, const Model& model, const
     std::error_code ignored;
     fs::remove(path, ignored);
     fs::remove(text("%s/rank-%u.job.json", options.output.c_str(), rank), ignored);
-    std::string log = text("%s/rank-%u.log", options.output.c_str(), rank);
-    if (fs::file_size(log, ignored) == 0) fs::remove(log, ignored);
   }
   out.gradient_bytes = static_cast<double>(model.gradient_bytes().count);
   out.compute_ms = model.compute().millis();
@@ -312,7 +294,8 @@ RunResult from_json(const nlohmann::json& in) {
 
 // Everything that happens inside the namespaces.
 Result<RunResult> run_inside(const RunOptions& options, const Model& model, const Factors& factors,
-                             const Isolation& isolation, const Say& say) {
+                             const std::string& program, const Isolation& isolation,
+                             const Say& say) {
   ClusterSpec spec;
   spec.hosts = options.hosts;
   spec.link_bits_per_s = factors.to_real_rate(options.link_bits_per_s);
@@ -321,11 +304,9 @@ Result<RunResult> run_inside(const RunOptions& options, const Model& model, cons
   spec.congestion_control = options.congestion_control;
   WEFT_ASSIGN(Cluster cluster, Cluster::create(spec, isolation));
   WEFT_ASSIGN(Job job, common_job(options, model, factors, cluster));
-  WEFT_ASSIGN(std::vector<std::string> example, worker_command(options.engine, ""));
   say(text("%u hosts are up; running %u iterations of %s", options.hosts, options.iterations,
            model.name.c_str()));
 
-  std::vector<Child> children;
   for (uint32_t rank = 0; rank < options.hosts; ++rank) {
     Job mine = job;
     mine.rank = rank;
@@ -340,19 +321,15 @@ Result<RunResult> run_inside(const RunOptions& options, const Model& model, cons
       }
     std::string job_file = text("%s/rank-%u.job.json", mine.folder.c_str(), rank);
     WEFT_TRY(write_file(job_file, write_job(mine)));
-    Fd log(::open(text("%s/rank-%u.log", mine.folder.c_str(), rank).c_str(),
-                  O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
-    if (!log) return io_error(errno, "cannot write the log of rank %u", rank);
-    Command command;
-    command.arguments = example;
-    command.arguments.back() = job_file;
-    command.environment = {"GLOO_SOCKET_IFNAME=" + cluster.interface()};
-    command.stdout_fd = log.get();
-    command.stderr_fd = log.get();
-    WEFT_ASSIGN(pid_t pid, cluster.spawn(rank, command));
-    children.push_back({pid, false, 0, {0}});
   }
-  WEFT_TRY(mind(children, job.folder));
+  WEFT_ASSIGN(auto processes, start_engine(options.engine, program, cluster, job.folder));
+  std::vector<Child> children;
+  for (EngineProcess& process : processes) children.push_back({std::move(process), false, 0, {0}});
+  WEFT_TRY(mind(children));
+  for (const Child& child : children) {
+    std::error_code ignored;
+    if (fs::file_size(child.process.log, ignored) == 0) fs::remove(child.process.log, ignored);
+  }
   WEFT_ASSIGN(RunResult result, summarise(options, model, factors));
   result.confinement = confinement_name(isolation.confinement);
   if (!isolation.lost.empty()) result.remarks.push_back(isolation.lost);
@@ -364,7 +341,22 @@ Result<RunResult> run_inside(const RunOptions& options, const Model& model, cons
 
 std::string summary_json(const RunResult& result) { return to_json(result).dump(2) + "\n"; }
 
-const char* name_of(Engine engine) { return engine == Engine::weft ? "weft" : "gloo"; }
+const char* name_of(Engine engine) {
+  switch (engine) {
+    case Engine::weft: return "weft";
+    case Engine::gloo: return "gloo";
+    case Engine::openmpi: return "openmpi";
+    case Engine::horovod: return "horovod";
+  }
+  return "unknown";
+}
+
+Result<Engine> engine_of(const std::string& name) {
+  for (Engine engine : {Engine::weft, Engine::gloo, Engine::openmpi, Engine::horovod})
+    if (name == name_of(engine)) return engine;
+  return error(Code::invalid_argument,
+               "there is no engine \"%s\"; expected weft, gloo, openmpi or horovod", name.c_str());
+}
 
 Result<RunResult> run(const RunOptions& options, const Say& progress) {
   WEFT_TRY(check_options(options));
@@ -378,6 +370,8 @@ Result<RunResult> run(const RunOptions& options, const Say& progress) {
               choose_factors(target, workload, limits, options.dilation, options.shrink));
   // A plan that cannot be carried out is refused before anything is made or started.
   WEFT_TRY(layout_of(options, model, factors));
+  // What an engine needs is fetched while there is a network to fetch it from.
+  WEFT_ASSIGN(std::string program, prepare_engine(options.engine));
   WEFT_TRY(make_folder(options.output));
 
   Say say = progress ? progress : [](const std::string&) {};
@@ -385,7 +379,7 @@ Result<RunResult> run(const RunOptions& options, const Say& progress) {
   std::string outcome_file = options.output + "/" + kOutcomeFile;
   // The inner process has the result; a file carries it out, and stays as the run's summary.
   WEFT_ASSIGN(int status, run_isolated([&](const Isolation& isolation) {
-                auto result = run_inside(options, model, factors, isolation, say);
+                auto result = run_inside(options, model, factors, program, isolation, say);
                 nlohmann::ordered_json out;
                 if (result)
                   out = to_json(*result);

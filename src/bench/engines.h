@@ -1,0 +1,23 @@
+// engines: how each engine is started on this machine.
+#pragma once
+
+#include <string>
+
+#include "crew.h"
+#include "weft/bench.h"
+
+namespace weft::bench {
+
+struct Entrant {
+  std::string name;
+  Transport transport = Transport::tcp;  // that it will use
+  std::string how;                       // settings, for people
+  Start start;
+};
+
+// Sets a peer up if it is missing. Fails with why it cannot be had.
+Result<Entrant> peer(const std::string& name, const CollectiveOptions& options,
+                     const std::string& folder);
+Entrant wire(const CollectiveOptions& options, const std::string& folder);
+
+}  // namespace weft::bench

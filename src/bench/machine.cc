@@ -1,0 +1,56 @@
+#include "machine.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "weft/base.h"
+
+namespace weft::bench {
+
+StolenTime stolen_time() {
+  auto stat = read_file("/proc/stat", mib(4));
+  uint64_t t[8] = {};
+  if (!stat || sscanf(stat->c_str(),
+                      "cpu %" SCNu64 " %" SCNu64 " %" SCNu64 " %" SCNu64 " %" SCNu64 " %" SCNu64
+                      " %" SCNu64 " %" SCNu64,
+                      &t[0], &t[1], &t[2], &t[3], &t[4], &t[5], &t[6], &t[7]) < 7)
+    return {};
+  StolenTime out{t[7], 0};
+  for (uint64_t ticks : t) out.total += ticks;
+  return out;
+}
+
+double steal_percent(StolenTime from, StolenTime to) {
+  if (to.total <= from.total || to.stolen < from.stolen) return 0;
+  return 100.0 * static_cast<double>(to.stolen - from.stolen) /
+         static_cast<double>(to.total - from.total);
+}
+
+std::optional<double> iperf3_gb_per_s() {
+  // One server for one client; it picks a port that is unlikely to be taken, and says so if it is.
+  const char* command =
+      "command -v iperf3 >/dev/null || exit 1; port=$((20000 + $$ % 20000)); "
+      "iperf3 -s -1 -B 127.0.0.1 -p $port >/dev/null 2>&1 & sleep 0.3; "
+      "iperf3 -c 127.0.0.1 -p $port --bidir -t 2 -O 1 -l 512K -J 2>/dev/null; "
+      "kill $! 2>/dev/null; wait";
+  std::unique_ptr<FILE, int (*)(FILE*)> pipe(popen(command, "r"), pclose);
+  if (!pipe) return std::nullopt;
+  std::string said;
+  char buffer[4096];
+  for (size_t n; (n = fread(buffer, 1, sizeof buffer, pipe.get())) > 0 && said.size() < (4u << 20);)
+    said.append(buffer, n);
+  try {
+    const nlohmann::json end = nlohmann::json::parse(said).at("end");
+    const double there = end.at("sum_received").at("bits_per_second");
+    const double back = end.at("sum_received_bidir_reverse").at("bits_per_second");
+    return (there + back) / 2 / 8e9;
+  } catch (const nlohmann::json::exception&) {
+    return std::nullopt;
+  }
+}
+
+}  // namespace weft::bench
