@@ -93,6 +93,7 @@ void add_align(CLI::App& app, Context& context);
 void add_bench(CLI::App& app, Context& context);
 void add_diagnose(CLI::App& app, Context& context);
 void add_diff(CLI::App& app, Context& context);
+void add_doctor(CLI::App& app, Context& context);
 void add_export(CLI::App& app, Context& context);
 void add_info(CLI::App& app, Context& context);
 void add_lab(CLI::App& app, Context& context);

@@ -52,6 +52,30 @@ TEST(VerbRun, PrintsOneJsonObject) {
   EXPECT_EQ(report["outcomes"][1]["exit_code"], 1);
 }
 
+TEST(VerbRun, HostsSayHowManyRanks) {
+  const Called called =
+      call_run({"-H", "localhost:2", "--", "sh", "-c", "echo $WEFT_RANK of $WEFT_SIZE"});
+  EXPECT_EQ(called.exit_code, kExitDone) << called.err;
+  EXPECT_NE(called.out.find("[1] 1 of 2\n"), std::string::npos) << called.out;
+  EXPECT_EQ(call_run({"-n", "3", "-H", "localhost:2", "--", "true"}).exit_code, kExitBadInput);
+  EXPECT_EQ(call_run({"-H", "local host", "--", "true"}).exit_code, kExitBadInput);
+}
+
+TEST(VerbRun, TellsTheRanksWhereToMeet) {
+  const Called called = call_run({"-n", "1", "--rendezvous", "127.0.0.1:2345", "--interface", "lo",
+                                  "--", "sh", "-c", "echo $WEFT_RENDEZVOUS $WEFT_INTERFACE"});
+  EXPECT_EQ(called.out, "[0] 127.0.0.1:2345 lo\n") << called.err;
+  EXPECT_EQ(call_run({"-n", "1", "--rendezvous", "2345", "--", "true"}).exit_code, kExitBadInput);
+}
+
+TEST(VerbRun, TheFailureOfAnAgentIsTold) {
+  const Called called = call_run({"-H", "localhost,weft-far.invalid", "--rendezvous", "h:1",
+                                  "--agent", "false", "--weft", "weft", "--", "sleep", "60"});
+  EXPECT_EQ(called.exit_code, kExitRunFailed);
+  EXPECT_NE(called.err.find("rank 1 on weft-far.invalid exited with code 1"), std::string::npos)
+      << called.err;
+}
+
 TEST(VerbRun, RefusesBadCalls) {
   EXPECT_EQ(call_run({"-n", "2"}).exit_code, kExitBadCall);
   EXPECT_EQ(call_run({"--", "true"}).exit_code, kExitBadCall);

@@ -208,8 +208,8 @@ void check_ports(Checks& checks, const std::vector<InterfaceAddress>& all) {
     reached += (reached.empty() ? "" : ", ") + entry.address;
   }
   const KernelFiles files{};
-  const std::string range =
-      files.text("/proc/sys/net/ipv4/ip_local_port_range").value_or("unknown");
+  std::string range = files.text("/proc/sys/net/ipv4/ip_local_port_range").value_or("unknown");
+  std::replace(range.begin(), range.end(), '\t', '-');
   checks.ok("ports", text("listening and connecting works on %s; ranks use free ports in %s",
                           reached.c_str(), range.c_str()));
 }

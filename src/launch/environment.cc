@@ -26,6 +26,12 @@ bool is_address_and_port(std::string_view value) {
   return failure == std::errc{} && stopped == end && port >= 1 && port <= 65535;
 }
 
+std::string shown(std::string_view value) {
+  std::string out;
+  for (const char c : value.substr(0, 100)) out += c >= ' ' && c <= '~' ? c : '?';
+  return value.size() > 100 ? out + "..." : out;
+}
+
 std::string host_name() {
   std::array<char, 256> name{};
   if (gethostname(name.data(), name.size() - 1) != 0 || name[0] == '\0') return "localhost";

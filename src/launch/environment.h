@@ -17,6 +17,9 @@ bool is_address_and_port(std::string_view value);
 
 std::string host_name();
 
+// A value from outside, as it may stand in a message: short, and nothing that moves a cursor.
+std::string shown(std::string_view value);
+
 // Number and start time, as "4711@123456", of the nearest process above this one whose name ends
 // so.
 std::optional<std::string> ancestor_named(std::string_view ending);

@@ -148,8 +148,8 @@ bool is_this_host(const std::string& name) {
 namespace {
 
 Error host_flaw(std::string_view item, const char* what) {
-  return error(Code::invalid_argument, "\"%.*s\" is no host with slots such as gpu1:4: %s",
-               static_cast<int>(std::min<size_t>(item.size(), 100)), item.data(), what);
+  return error(Code::invalid_argument, "\"%s\" is no host with slots such as gpu1:4: %s",
+               shown(item).c_str(), what);
 }
 
 Result<Host> parse_host(std::string_view item) {
@@ -219,7 +219,7 @@ Result<std::vector<std::string>> agent_command(const std::string& agent, const s
       return error(Code::invalid_argument,
                    "the path \"%s\" has characters that a shell on %s would read otherwise; name "
                    "the program there with --weft",
-                   word.c_str(), host.c_str());
+                   shown(word).c_str(), host.c_str());
     }
     words.push_back(word);
   }

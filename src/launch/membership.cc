@@ -39,12 +39,6 @@ Result<std::string> variable(const Lookup& lookup, const char* name, const char*
   return *std::move(value);
 }
 
-std::string shown(std::string_view value) {
-  std::string out;
-  for (const char c : value.substr(0, 100)) out += c >= ' ' && c <= '~' ? c : '?';
-  return value.size() > 100 ? out + "..." : out;
-}
-
 Result<uint32_t> number_variable(const Lookup& lookup, const char* name, const char* expected,
                                  uint32_t low, uint32_t high) {
   WEFT_ASSIGN(const std::string value, variable(lookup, name, expected));
@@ -376,6 +370,11 @@ Result<void> find_size(const Lookup& lookup, const Launcher& launcher, Membershi
 Result<void> find_local(const Lookup& lookup, const Launcher& launcher, Membership& membership) {
   if (launcher.present == slurm_present && is_set(lookup, "SLURM_STEP_TASKS_PER_NODE")) {
     membership.local_size = slurm_local_size(lookup);
+    if (membership.local_size > membership.size) {
+      return error(Code::invalid_argument,
+                   "SLURM_STEP_TASKS_PER_NODE puts %u ranks on this host, but there are %u",
+                   membership.local_size, membership.size);
+    }
   } else if (is_set(lookup, launcher.local_size)) {
     const std::string expected = text("how many of the %u ranks are on this host", membership.size);
     WEFT_ASSIGN(membership.local_size,

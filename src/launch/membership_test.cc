@@ -174,6 +174,8 @@ TEST(Membership, OfSlurmMeetsAtTheFirstHost) {
   EXPECT_THAT(complaint(with(kSlurm, "SLURM_JOB_NODELIST", "gpu[1-")),
               StartsWith("SLURM_JOB_NODELIST: \"gpu[1-\" is no list of hosts"));
   EXPECT_THAT(complaint(with(kSlurm, "SLURM_JOB_ID", "x")), StartsWith("SLURM_JOB_ID is \"x\""));
+  EXPECT_THAT(complaint(with(kSlurm, "SLURM_STEP_TASKS_PER_NODE", "8(x3)")),
+              StartsWith("SLURM_STEP_TASKS_PER_NODE"));
   // The batch script itself is no rank.
   EXPECT_THAT(complaint(with(kSlurm, "SLURM_STEP_ID", std::nullopt)),
               HasSubstr("nobody started this process as a rank"));

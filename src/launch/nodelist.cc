@@ -2,6 +2,8 @@
 
 #include <charconv>
 
+#include "environment.h"
+
 namespace weft::launch {
 
 namespace {
@@ -11,8 +13,7 @@ constexpr size_t kListBytesMax = 1 << 20;
 constexpr size_t kNameBytesMax = 253;  // the longest name that DNS has
 
 Error flaw(std::string_view list, const char* what) {
-  return error(Code::invalid_argument, "\"%.*s\" is no list of hosts: %s",
-               static_cast<int>(std::min<size_t>(list.size(), 200)), list.data(), what);
+  return error(Code::invalid_argument, "\"%s\" is no list of hosts: %s", shown(list).c_str(), what);
 }
 
 bool parse_number(std::string_view digits, uint32_t& number) {
@@ -101,8 +102,8 @@ Result<std::vector<std::string>> expand_nodes(std::string_view list) {
 
 Result<std::vector<uint32_t>> expand_counts(std::string_view list) {
   const auto bad = [&] {
-    return error(Code::invalid_argument, "\"%.*s\" is no list of counts such as 2(x3),1",
-                 static_cast<int>(std::min<size_t>(list.size(), 200)), list.data());
+    return error(Code::invalid_argument, "\"%s\" is no list of counts such as 2(x3),1",
+                 shown(list).c_str());
   };
   std::vector<uint32_t> counts;
   for (std::string_view rest = list;;) {

@@ -1,0 +1,64 @@
+// No environment, list or start message may crash those who read it; what they accept is sound,
+// and what they refuse is refused in words that a terminal can show.
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <string>
+
+#include "nodelist.h"
+#include "remote.h"
+#include "weft/launch.h"
+
+namespace weft::launch {
+namespace {
+
+void expect_words(const Error& error) {
+  WEFT_CHECK(!error.message().empty());
+  for (const char c : error.message()) WEFT_CHECK(static_cast<unsigned char>(c) >= 0x20);
+}
+
+// Lines of NAME=VALUE. What names files is left out: a fuzzer must not open what it likes.
+void try_environment(std::string_view input) {
+  std::map<std::string, std::string> variables;
+  while (!input.empty()) {
+    const std::string_view line = input.substr(0, input.find('\n'));
+    input.remove_prefix(std::min(line.size() + 1, input.size()));
+    const size_t equals = line.find('=');
+    if (equals == std::string_view::npos) continue;
+    variables[std::string(line.substr(0, equals))] = line.substr(equals + 1);
+  }
+  for (const char* name : {"WEFT_SECRET_FILE", "HOME"}) variables.erase(name);
+  const auto membership = membership_from_environment([&](const char* name) {
+    const auto found = variables.find(name);
+    return found == variables.end() ? std::nullopt : std::optional(found->second);
+  });
+  if (!membership) return expect_words(membership.error());
+  WEFT_CHECK(membership->rank < membership->size);
+  WEFT_CHECK(membership->local_size <= membership->size);
+  WEFT_CHECK(membership->local_size == 0 || membership->local_rank < membership->local_size);
+  WEFT_CHECK(membership->rendezvous.find(':') != std::string::npos);
+  WEFT_CHECK(membership->secret.size() >= 32);
+}
+
+}  // namespace
+}  // namespace weft::launch
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  using namespace weft::launch;  // NOLINT(google-build-using-namespace)
+  const std::string_view input(reinterpret_cast<const char*>(data), size);
+  try_environment(input);
+  if (const auto nodes = expand_nodes(input); !nodes) expect_words(nodes.error());
+  if (const auto counts = expand_counts(input); !counts) expect_words(counts.error());
+  if (const auto hosts = parse_hosts(input); !hosts) expect_words(hosts.error());
+  const auto start = decode(input);
+  if (!start) {
+    expect_words(start.error());
+  } else {
+    const std::string again = encode(*start);
+    const auto read_back = decode(std::string_view(again).substr(again.find('\n') + 1));
+    WEFT_CHECK(read_back.ok() && read_back->argv == start->argv &&
+               read_back->environment == start->environment);
+  }
+  return 0;
+}
