@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <compare>
 #include <map>
 #include <unordered_map>
 
@@ -36,22 +37,29 @@ struct Transfer {
   uint64_t bytes = 0;
 };
 
-// Messages by sending rank and lane, in the order of arrival.
-std::map<std::pair<uint32_t, uint16_t>, std::vector<Transfer>> transfers(
-    const trace::Trace& trace) {
+// A lane from one rank to another.
+struct LaneId {
+  uint32_t from;
+  uint32_t to;
+  uint16_t lane;
+  friend auto operator<=>(const LaneId&, const LaneId&) = default;
+};
+
+// Messages by lane, in the order of arrival.
+std::map<LaneId, std::vector<Transfer>> transfers(const trace::Trace& trace) {
   std::unordered_map<uint64_t, std::pair<uint32_t, const Event*>> sends;
   for (const Process& process : trace.processes)
     for (const Event& event : process.events)
       if (event.shape == Shape::send && event.kind == Kind::chunk &&
           event.iteration != trace::kNone)
         sends.emplace(event.message, std::pair(process.environment.rank, &event));
-  std::map<std::pair<uint32_t, uint16_t>, std::vector<Transfer>> by_lane;
+  std::map<LaneId, std::vector<Transfer>> by_lane;
   for (const Process& process : trace.processes)
     for (const Event& event : process.events) {
       if (event.shape != Shape::receive || event.kind != Kind::chunk) continue;
       auto send = sends.find(event.message);
       if (send == sends.end() || send->second.first == process.environment.rank) continue;
-      by_lane[{send->second.first, event.lane}].push_back(
+      by_lane[{send->second.first, process.environment.rank, event.lane}].push_back(
           {send->second.second->start_ns, event.end_ns(), event.bytes});
     }
   for (auto& [lane, list] : by_lane)
@@ -64,7 +72,7 @@ void fit_lanes(const trace::Trace& trace, Costs& costs) {
   std::vector<double> rates;
   uint16_t lanes = 0;
   for (const auto& [lane, list] : transfers(trace)) {
-    if (lane.second != trace::kNone16) lanes = std::max<uint16_t>(lanes, lane.second + 1);
+    if (lane.lane != trace::kNone16) lanes = std::max<uint16_t>(lanes, lane.lane + 1);
     double bytes = 0, ns = 0;
     size_t count = 0;
     for (size_t i = 1; i < list.size(); ++i) {

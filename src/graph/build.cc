@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <map>
 #include <numeric>
 #include <tuple>
 
@@ -9,6 +10,18 @@ namespace {
 
 // Predecessors keeps a mark in the top bit of a node's number.
 constexpr size_t kNodesMax = size_t{1} << 31;
+
+// Hosts by number, in the order in which ranks name them.
+std::vector<uint32_t> hosts_of(const trace::Trace& trace, uint32_t ranks) {
+  std::map<std::pair<uint32_t, std::string>, uint32_t> numbers;
+  std::vector<uint32_t> out;
+  for (uint32_t rank = 0; rank < ranks; ++rank) {
+    const trace::Environment& own = trace.of_rank(rank)->environment;
+    auto number = static_cast<uint32_t>(numbers.size());
+    out.push_back(numbers.try_emplace({own.host_index, own.host}, number).first->second);
+  }
+  return out;
+}
 
 Result<uint32_t> count_ranks(const trace::Trace& trace) {
   if (trace.processes.empty()) return error(Code::invalid_argument, "the trace has no process");
@@ -192,13 +205,14 @@ Result<Graph> build(const trace::Trace& aligned) {
   WEFT_ASSIGN(graph.ranks, count_ranks(aligned));
   WEFT_ASSIGN(graph.model, model_of(aligned, graph.remarks));
   graph.environment = aligned.of_rank(0)->environment;
+  graph.host_of = hosts_of(aligned, graph.ranks);
   remark_losses(aligned, graph.remarks);
 
   Parts parts = collect(aligned, graph.model, graph.ranks);
   if (parts.unusable > 0)
     graph.remarks.push_back(text("%llu events say too little, or name what the model lacks",
                                  static_cast<unsigned long long>(parts.unusable)));
-  Edges edges = connect(parts, graph.model, graph.environment);
+  Edges edges = connect(parts, graph.model, graph.environment, graph.host_of);
   if (parts.nodes.size() >= kNodesMax)
     return error(Code::invalid_argument, "%zu nodes; a graph can have %zu", parts.nodes.size(),
                  kNodesMax);

@@ -132,7 +132,7 @@ class Collector {
     RankParts& own = parts_.ranks[rank];
     (sends ? own.sends : own.receives)
         .push_back({uint64_t{event.operation} << 16 | event.step, event.message, event.chunk,
-                    parts_.add(node)});
+                    parts_.add(node), event.peer});
     return true;
   }
 
@@ -189,7 +189,7 @@ void sort_rank(const std::vector<Node>& nodes, RankParts& own) {
        {&own.forward, &own.backward, &own.update, &own.ready, &own.done, &own.ready_of_bucket})
     table->sort();
   auto by_place = [](const Half& a, const Half& b) {
-    return std::tie(a.place, a.chunk, a.node) < std::tie(b.place, b.chunk, b.node);
+    return std::tie(a.place, a.chunk, a.peer, a.node) < std::tie(b.place, b.chunk, b.peer, b.node);
   };
   std::sort(own.sends.begin(), own.sends.end(), by_place);
   std::sort(own.receives.begin(), own.receives.end(), by_place);

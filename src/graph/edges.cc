@@ -1,8 +1,10 @@
 #include <algorithm>
 #include <limits>
 #include <optional>
+#include <span>
 #include <tuple>
 
+#include "causes.h"
 #include "parts.h"
 #include "weft/plan.h"
 
@@ -27,8 +29,12 @@ PlanFacts facts_of(const trace::Environment& environment) {
 
 class Connector {
  public:
-  Connector(Parts& parts, const trace::Model& model, const trace::Environment& environment)
-      : parts_(parts), model_(model), facts_(facts_of(environment)) {}
+  Connector(Parts& parts, const trace::Model& model, const trace::Environment& environment,
+            const std::vector<uint32_t>& host_of)
+      : parts_(parts),
+        model_(model),
+        facts_(facts_of(environment)),
+        programs_(host_of, environment) {}
 
   Edges run() {
     know_layers();
@@ -41,7 +47,7 @@ class Connector {
     make_sums();
     admit();
     for (RankParts& own : parts_.ranks) {
-      run_operations(own);
+      run_operations(own, static_cast<uint32_t>(&own - parts_.ranks.data()));
       run_lanes(own);
       end_tensors(own);
       hold_at_barrier(own);
@@ -233,49 +239,93 @@ class Connector {
     return last;
   }
 
-  void run_operations(const RankParts& own) {
+  void run_operations(const RankParts& own, uint32_t rank) {
     for (const OperationOnRank& operation : own.operations)
       record(parts_.admitted.first(operation.number), operation.node);
-    // What is sent in a step is what came in the step before, and the start lets the first go.
-    auto received = own.receives.begin();
     auto operation = own.operations.begin();
-    for (const Half& half : own.sends) {
-      while (operation != own.operations.end() && operation->number < half.operation()) ++operation;
-      uint32_t begun = kNobody;
-      if (operation != own.operations.end() && operation->number == half.operation())
-        begun = operation->node;
-      if (begun == kNobody) ++without_operation_;
-      if (half.step() == 0) {
-        record(begun, half.node);
-        continue;
-      }
-      uint64_t place = half.place - 1;
-      while (received != own.receives.end() &&
-             std::tie(received->place, received->chunk) < std::tie(place, half.chunk))
-        ++received;
-      bool found = received != own.receives.end() && received->place == place &&
-                   received->chunk == half.chunk;
-      if (found) record(received->node, half.node);
-      if (!found) ++without_cause_;
-      // A chunk may come before the rank was told to start; then the start lets it go on.
-      bool early =
-          begun != kNobody && found && node(received->node).end_ns() < node(begun).start_ns;
-      if (!found || early) record(begun, half.node);
+    std::span<const Half> left = own.sends;
+    while (!left.empty()) {
+      uint32_t number = left.front().operation();
+      size_t count = 0;
+      while (count < left.size() && left[count].operation() == number) ++count;
+      while (operation != own.operations.end() && operation->number < number) ++operation;
+      bool known = operation != own.operations.end() && operation->number == number;
+      run_sends(own, rank, known ? operation->node : kNobody, left.first(count));
+      left = left.subspan(count);
     }
   }
 
+  // The sends of one operation: each waits for what its algorithm says, or for the start.
+  void run_sends(const RankParts& own, uint32_t rank, uint32_t begun, std::span<const Half> sends) {
+    if (begun == kNobody) without_operation_ += sends.size();
+    auto operation = parts_.operations.find(sends.front().operation());
+    const Causes* causes = nullptr;
+    if (operation != parts_.operations.end())
+      causes = programs_.of(rank, operation->second.bytes, sends);
+    for (const Half& half : sends) {
+      waits_for_.clear();
+      size_t missing =
+          causes != nullptr ? find_causes(own, *causes, half) : find_in_ring(own, half);
+      without_cause_ += missing > 0 ? 1 : 0;
+      for (uint32_t receive : waits_for_) record(receive, half.node);
+      // A chunk may come before the rank was told to start; then the start lets it go on.
+      bool early = begun != kNobody &&
+                   std::all_of(waits_for_.begin(), waits_for_.end(), [&](uint32_t receive) {
+                     return node(receive).end_ns() < node(begun).start_ns;
+                   });
+      if (early || missing > 0) record(begun, half.node);
+    }
+  }
+
+  // Fills waits_for_. Returns how many of them have no record.
+  size_t find_causes(const RankParts& own, const Causes& causes, const Half& half) {
+    size_t missing = 0;
+    uint64_t operation = half.place & ~uint64_t{0xffff};
+    for (const schedule::Receive* receive :
+         causes.of(*causes.find(half.peer, {half.step(), half.chunk}))) {
+      auto key = std::tuple(operation | receive->id.step, receive->id.chunk,
+                            static_cast<uint16_t>(receive->peer));
+      auto found = std::lower_bound(own.receives.begin(), own.receives.end(), key,
+                                    [](const Half& a, const auto& sought) {
+                                      return std::tuple(a.place, a.chunk, a.peer) < sought;
+                                    });
+      if (found != own.receives.end() &&
+          std::tuple(found->place, found->chunk, found->peer) == key) {
+        waits_for_.push_back(found->node);
+      } else {
+        ++missing;
+      }
+    }
+    return missing;
+  }
+
+  // In a ring what is sent in a step is what came in the step before.
+  size_t find_in_ring(const RankParts& own, const Half& half) {
+    if (half.step() == 0) return 0;
+    auto key = std::pair(half.place - 1, half.chunk);
+    auto found = std::lower_bound(
+        own.receives.begin(), own.receives.end(), key,
+        [](const Half& a, const auto& sought) { return std::pair(a.place, a.chunk) < sought; });
+    if (found == own.receives.end() || std::pair(found->place, found->chunk) != key) return 1;
+    waits_for_.push_back(found->node);
+    return 0;
+  }
+
   void run_lanes(const RankParts& own) {
-    std::vector<uint32_t> sends;
+    std::vector<std::pair<uint16_t, uint32_t>> sends;  // peer, node
     sends.reserve(own.sends.size());
     for (const Half& half : own.sends)
-      if (node(half.node).lane != kNoLane) sends.push_back(half.node);
-    std::sort(sends.begin(), sends.end(), [&](uint32_t a, uint32_t b) {
-      const Node &x = node(a), &y = node(b);
-      return std::tie(x.lane, x.start_ns, x.duration_ns, a) <
-             std::tie(y.lane, y.start_ns, y.duration_ns, b);
+      if (node(half.node).lane != kNoLane) sends.emplace_back(half.peer, half.node);
+    std::sort(sends.begin(), sends.end(), [&](const auto& a, const auto& b) {
+      const Node &x = node(a.second), &y = node(b.second);
+      return std::tie(a.first, x.lane, x.start_ns, x.duration_ns, a.second) <
+             std::tie(b.first, y.lane, y.start_ns, y.duration_ns, b.second);
     });
-    for (size_t i = 1; i < sends.size(); ++i)
-      if (node(sends[i - 1]).lane == node(sends[i]).lane) record(sends[i - 1], sends[i]);
+    for (size_t i = 1; i < sends.size(); ++i) {
+      auto [peer, before] = sends[i - 1];
+      if (peer == sends[i].first && node(before).lane == node(sends[i].second).lane)
+        record(before, sends[i].second);
+    }
   }
 
   // A tensor is done when the last operation with a part of it has ended.
@@ -398,6 +448,8 @@ class Connector {
   Parts& parts_;
   const trace::Model& model_;
   PlanFacts facts_;
+  Programs programs_;
+  std::vector<uint32_t> waits_for_;               // receives, of the send at hand
   std::vector<std::vector<uint32_t>> consumers_;  // by the layer of an update
   std::vector<std::vector<uint32_t>> producers_;
   Edges edges_;
@@ -413,8 +465,9 @@ class Connector {
 
 }  // namespace
 
-Edges connect(Parts& parts, const trace::Model& model, const trace::Environment& environment) {
-  return Connector(parts, model, environment).run();
+Edges connect(Parts& parts, const trace::Model& model, const trace::Environment& environment,
+              const std::vector<uint32_t>& host_of) {
+  return Connector(parts, model, environment, host_of).run();
 }
 
 }  // namespace weft::graph

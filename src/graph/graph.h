@@ -94,6 +94,7 @@ struct Iteration {
 
 struct Graph {
   uint32_t ranks = 0;
+  std::vector<uint32_t> host_of;  // by rank
   trace::Model model;
   trace::Environment environment;  // rank 0's: plan, factors
   std::vector<Node> nodes;         // by start, then by a fixed order: deterministic

@@ -62,10 +62,11 @@ struct Interval {
 
 // One half of a message.
 struct Half {
-  uint64_t place;  // (operation, step): what is sent in one step was received in the one before
+  uint64_t place;  // (operation, step)
   uint64_t message;
   uint32_t chunk;
   uint32_t node;
+  uint16_t peer;
   uint32_t operation() const { return static_cast<uint32_t>(place >> 16); }
   uint16_t step() const { return static_cast<uint16_t>(place); }
 };
@@ -85,7 +86,7 @@ struct RankParts {
   Table ready, done;                        // subject: tensor
   Table ready_of_bucket, bucket;            // subject: bucket
   std::vector<OperationOnRank> operations;  // by number
-  std::vector<Half> sends, receives;        // by (place, chunk)
+  std::vector<Half> sends, receives;        // by (place, chunk, peer)
   std::vector<Interval> waits;  // by start; `end_ns` is the latest of all that started until then
   std::map<uint32_t, Interval> iterations;  // spans, by number
 };
@@ -114,7 +115,8 @@ struct Edges {
 };
 
 // Makes the virtual nodes (sum) and all edges.
-Edges connect(Parts& parts, const trace::Model& model, const trace::Environment& environment);
+Edges connect(Parts& parts, const trace::Model& model, const trace::Environment& environment,
+              const std::vector<uint32_t>& host_of);
 
 // Gives nodes and edges their final order and numbers, and sees to it that there is no cycle.
 // `graph` gets them; `parts` loses its nodes, its tables hold the old numbers.

@@ -12,23 +12,14 @@ using trace::TrackId;
 using trace::TrackType;
 
 constexpr TrackId kDevice = 0, kTraining = 1, kOperations = 2, kControl = 3, kFramework = 4;
-constexpr TrackId kLanes = 5;  // out, then in
 
-std::vector<trace::Track> tracks(uint32_t rank, uint32_t ranks, uint32_t lanes) {
+std::vector<trace::Track> tracks() {
   constexpr uint16_t none = trace::kNone16;
-  std::vector<trace::Track> out = {{TrackType::stream, "device (predicted)", none, none},
-                                   {TrackType::thread, "training thread", none, none},
-                                   {TrackType::stream, "operations", none, none},
-                                   {TrackType::control, "control", none, none},
-                                   {TrackType::thread, "framework", none, none}};
-  uint32_t next = (rank + 1) % ranks, previous = (rank + ranks - 1) % ranks;
-  for (uint32_t i = 0; i < lanes; ++i)
-    out.push_back({TrackType::lane_out, text("lane %u to rank %u", i, next),
-                   static_cast<uint16_t>(i), static_cast<uint16_t>(next)});
-  for (uint32_t i = 0; i < lanes; ++i)
-    out.push_back({TrackType::lane_in, text("lane %u from rank %u", i, previous),
-                   static_cast<uint16_t>(i), static_cast<uint16_t>(previous)});
-  return out;
+  return {{TrackType::stream, "device (predicted)", none, none},
+          {TrackType::thread, "training thread", none, none},
+          {TrackType::stream, "operations", none, none},
+          {TrackType::control, "control", none, none},
+          {TrackType::thread, "framework", none, none}};
 }
 
 }  // namespace
@@ -49,7 +40,7 @@ Recording::Recording(const trace::Environment& like, const trace::Model& model,
     process.environment.plan_text = plan::canonical(plan);
     process.environment.predicted = true;
     process.model = model;
-    process.tracks = tracks(rank, ranks, lanes);
+    process.tracks = tracks();
     trace_.processes.push_back(std::move(process));
   }
 }
@@ -136,16 +127,28 @@ void Recording::chunk(uint32_t rank, TrackId track, Shape shape, uint16_t lane, 
   event.peer = static_cast<uint16_t>(peer);
 }
 
-void Recording::sent(uint32_t rank, uint16_t lane, const Chunk& chunk_sent, int64_t start,
-                     int64_t end) {
-  chunk(rank, static_cast<TrackId>(kLanes + lane), Shape::send, lane, (rank + 1) % ranks_,
-        chunk_sent, start, end);
+TrackId Recording::lanes_between(uint32_t rank, uint32_t peer, TrackType type) {
+  bool out = type == TrackType::lane_out;
+  TrackId& first = (out ? outgoing_ : incoming_)[uint64_t{rank} * ranks_ + peer];
+  if (first != 0) return first;
+  std::vector<trace::Track>& all = trace_.processes[rank].tracks;
+  first = static_cast<TrackId>(all.size());
+  for (uint32_t i = 0; i < lanes_; ++i)
+    all.push_back({type, text("lane %u %s rank %u", i, out ? "to" : "from", peer),
+                   static_cast<uint16_t>(i), static_cast<uint16_t>(peer)});
+  return first;
 }
 
-void Recording::received(uint32_t rank, uint16_t lane, const Chunk& chunk_received, int64_t start,
-                         int64_t end) {
-  chunk(rank, static_cast<TrackId>(kLanes + lanes_ + lane), Shape::receive, lane,
-        (rank + ranks_ - 1) % ranks_, chunk_received, start, end);
+void Recording::sent(uint32_t rank, uint32_t to, uint16_t lane, const Chunk& chunk_sent,
+                     int64_t start, int64_t end) {
+  auto track = static_cast<TrackId>(lanes_between(rank, to, TrackType::lane_out) + lane);
+  chunk(rank, track, Shape::send, lane, to, chunk_sent, start, end);
+}
+
+void Recording::received(uint32_t rank, uint32_t from, uint16_t lane, const Chunk& chunk_received,
+                         int64_t start, int64_t end) {
+  auto track = static_cast<TrackId>(lanes_between(rank, from, TrackType::lane_in) + lane);
+  chunk(rank, track, Shape::receive, lane, from, chunk_received, start, end);
 }
 
 trace::Trace Recording::take() && {

@@ -1,6 +1,8 @@
 // Turns what the simulator does into a Trace like a measured one.
 #pragma once
 
+#include <unordered_map>
+
 #include "weft/schedule.h"
 #include "weft/trace.h"
 
@@ -29,8 +31,10 @@ class Recording {
     uint32_t iteration;
     uint64_t message;
   };
-  void sent(uint32_t rank, uint16_t lane, const Chunk& chunk, int64_t start, int64_t end);
-  void received(uint32_t rank, uint16_t lane, const Chunk& chunk, int64_t start, int64_t end);
+  void sent(uint32_t rank, uint32_t to, uint16_t lane, const Chunk& chunk, int64_t start,
+            int64_t end);
+  void received(uint32_t rank, uint32_t from, uint16_t lane, const Chunk& chunk, int64_t start,
+                int64_t end);
 
   trace::Trace take() &&;
 
@@ -40,9 +44,14 @@ class Recording {
   void chunk(uint32_t rank, trace::TrackId track, trace::Shape shape, uint16_t lane, uint32_t peer,
              const Chunk& chunk, int64_t start, int64_t end);
 
+  // The first track of the lanes between two ranks; they are made when they are first used.
+  trace::TrackId lanes_between(uint32_t rank, uint32_t peer, trace::TrackType type);
+
   trace::Trace trace_;
   uint32_t ranks_;
   uint32_t lanes_;
+  // By rank and peer, for each direction; 0: not yet there.
+  std::unordered_map<uint64_t, trace::TrackId> outgoing_, incoming_;
 };
 
 }  // namespace weft::replay

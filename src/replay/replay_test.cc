@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <bit>
 
 #include "testing.h"
 
@@ -221,6 +222,157 @@ TEST(Replay, order_and_credit_are_the_plans) {
   std::vector<uint32_t> sorted = by_layer;
   std::sort(sorted.begin(), sorted.end());
   EXPECT_EQ(sorted, by_readiness);
+}
+
+// ---- other algorithms than the ring ------------------------------------------------------
+
+plan::Plan with_algorithm(const char* name) {
+  plan::Plan plan = preset("default");
+  plan.algorithm = {{std::nullopt, name}};
+  return plan;
+}
+
+// Bytes that all ranks send for an all-reduce of `bytes`.
+double bytes_of_all(const std::string& algorithm, double bytes, uint32_t p) {
+  double power = std::bit_floor(p), extra = p - power;
+  if (algorithm == "halving_doubling") return (2 * (power - 1) + 2 * extra) * bytes;
+  if (algorithm == "doubling") return (power * (std::bit_width(p) - 1) + 2 * extra) * bytes;
+  return 2.0 * (p - 1) * bytes;
+}
+
+class Algorithms : public ::testing::TestWithParam<std::tuple<const char*, uint32_t>> {};
+
+// From the trace of a ring: every message is made anew, none is missing, none is too much, and
+// each one that is sent has its causes in what was received.
+TEST_P(Algorithms, are_predicted_from_a_ring_down_to_the_byte) {
+  auto [name, ranks] = GetParam();
+  SmallJob job = under(preset("default"));
+  job.ranks = ranks;
+  Replayer replayer = replayer_of(job);
+  Question question;
+  question.plan = with_algorithm(name);
+  question.make_trace = true;
+  Prediction answer = predicted(replayer, question);
+  double sent = 0;
+  for (const trace::Process& process : answer.trace->processes)
+    for (const trace::Event& event : process.events) {
+      EXPECT_EQ(trace::flaw_of(event), nullptr);
+      if (event.shape == trace::Shape::send && event.iteration == 1)
+        sent += static_cast<double>(event.bytes);
+    }
+  EXPECT_NEAR(sent, bytes_of_all(name, kBytes, ranks), 1);
+  auto graph = graph::build(*answer.trace);
+  ASSERT_TRUE(graph.ok()) << graph.error().message();
+  EXPECT_THAT(graph->remarks, IsEmpty());
+  EXPECT_GE(answer.iteration_ns, kCompute);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, Algorithms,
+                         ::testing::Combine(::testing::Values("ring", "halving_doubling", "tree",
+                                                              "hierarchical", "doubling", "direct",
+                                                              "auto"),
+                                            ::testing::Values(2u, 3u, 4u, 7u)),
+                         [](const auto& made) {
+                           return text("%s_of_%u", std::get<0>(made.param),
+                                       std::get<1>(made.param));
+                         });
+
+// One bucket after all compute, and no costs but latency and rate: what cost's equations say.
+TEST(Replay, algorithms_take_about_what_their_equations_say) {
+  plan::Plan plan = preset("ddp");
+  plan.bucket_rule = {mib(64), mib(64), true};
+  plan.lanes = 4;
+  cost::Costs costs = testing::costs_of_capped_link();
+  costs.flow_bytes_per_s.reset();
+  costs.cpu_ns_per_byte.reset();
+  costs.cpu_ns_per_chunk.reset();
+  plan.chunk = kib(16);
+  SmallJob job = under(plan);
+  job.ranks = 8;
+  Replayer replayer = replayer_of(job, costs);
+  for (auto algorithm : {schedule::Algorithm::ring, schedule::Algorithm::halving_doubling,
+                         schedule::Algorithm::tree, schedule::Algorithm::doubling}) {
+    Question question;
+    question.plan = plan;
+    question.plan->algorithm = {{std::nullopt, schedule::name_of(algorithm)}};
+    double took = predicted(replayer, question).iteration_ns - kCompute;
+    double said = 1e9 * *schedule::all_reduce_seconds(costs, algorithm, kBytes, {8, 4, 8});
+    EXPECT_NEAR(took / said, 1, 0.2) << schedule::name_of(algorithm);
+  }
+}
+
+// Where flows are capped, more peers are more flows.
+TEST(Replay, many_peers_fill_a_link_that_one_flow_cannot) {
+  plan::Plan plan = preset("ddp");
+  plan.bucket_rule = {mib(64), mib(64), true};
+  SmallJob job = under(plan);
+  job.ranks = 5;
+  Replayer replayer = replayer_of(job);
+  double ring = predicted(replayer, {}).iteration_ns - kCompute;
+  Question question;
+  question.plan = plan;
+  question.plan->algorithm = {{std::nullopt, "direct"}};
+  double direct = predicted(replayer, question).iteration_ns - kCompute;
+  EXPECT_NEAR(direct / ring, 0.25, 0.08);
+}
+
+TEST(Replay, what_more_flows_carry_must_have_been_measured) {
+  cost::Costs costs = testing::costs_of_capped_link();
+  costs.link_is_lower_bound = true;
+  Replayer replayer = replayer_of(under(preset("ddp")), costs);
+  Question question;
+  question.plan = with_algorithm("direct");
+  question.plan->lanes = 4;
+  auto answer = replayer.predict(question);
+  ASSERT_FALSE(answer.ok());
+  EXPECT_THAT(answer.error().message(), HasSubstr("12 lanes"));
+}
+
+// ---- who serves the lanes ----------------------------------------------------------------
+
+// A processor that is the bottleneck: chunks of all lanes through one thread.
+cost::Costs costs_of_slow_processor() {
+  cost::Costs costs = testing::costs_of_capped_link();
+  costs.link_bytes_per_s = testing::exactly(10e9);
+  costs.flow_bytes_per_s.reset();
+  costs.cpu_ns_per_byte = testing::exactly(2);
+  costs.copy_ns_per_byte = testing::exactly(0.2);
+  return costs;
+}
+
+TEST(Replay, workers_share_what_one_thread_had_to_do) {
+  plan::Plan plan = preset("ddp");
+  plan.bucket_rule = {mib(64), mib(64), true};
+  plan.lanes = 4;
+  Replayer replayer = replayer_of(under(plan), costs_of_slow_processor());
+  auto took = [&](plan::LaneWorker worker, uint32_t workers) {
+    Question question;
+    question.plan = plan;
+    question.plan->lane_worker = worker;
+    question.plan->lane_workers = workers;
+    return predicted(replayer, question).iteration_ns - kCompute;
+  };
+  double thread = took(plan::LaneWorker::thread, 1), threads = took(plan::LaneWorker::thread, 4);
+  double processes = took(plan::LaneWorker::process, 4);
+  EXPECT_LT(threads, 0.5 * thread);
+  // A process costs a copy on each side.
+  EXPECT_GT(processes, threads);
+  EXPECT_LT(processes, thread);
+}
+
+TEST(Replay, workers_do_not_make_processors) {
+  plan::Plan plan = preset("ddp");
+  plan.bucket_rule = {mib(64), mib(64), true};
+  plan.lanes = 4;
+  cost::Costs costs = costs_of_slow_processor();
+  costs.sending.shared_processor = true;
+  costs.sending.cores = 1;
+  Replayer replayer = replayer_of(under(plan), costs);
+  double thread = predicted(replayer, {}).iteration_ns - kCompute;
+  Question question;
+  question.plan = plan;
+  question.plan->lane_workers = 4;
+  EXPECT_NEAR((predicted(replayer, question).iteration_ns - kCompute) / thread, 1, 0.05);
 }
 
 }  // namespace

@@ -1,5 +1,7 @@
 #include <algorithm>
 #include <cmath>
+#include <numeric>
+#include <set>
 
 #include "fidelity.h"
 #include "recording.h"
@@ -74,6 +76,7 @@ struct Replayer::Impl {
   trace::Environment environment;
   trace::Model model;
   uint32_t ranks = 0;
+  std::vector<uint32_t> host_of;
   cost::Costs costs;
   plan::Plan recorded;
   std::vector<schedule::Tensor> tensors;
@@ -84,7 +87,9 @@ struct Replayer::Impl {
   double gradient_bytes = 0;
   Fidelity fidelity;
 
-  Result<Network> network(const Question& question, uint32_t lanes, End end,
+  Ways ways(const plan::Plan& plan, const schedule::Layout& layout, uint32_t of_ranks,
+            Prediction& notes) const;
+  Result<Network> network(const Question& question, const plan::Plan& plan, uint32_t flows, End end,
                           Prediction& notes) const;
   Result<Job> job(const Question& question,
                   std::vector<std::vector<graph::LayerTimes>>& made) const;
@@ -102,16 +107,18 @@ struct Rates {
   double flow = std::numeric_limits<double>::infinity();
 };
 
-Result<Rates> recorded_rates(const cost::Costs& costs, uint32_t lanes, End end, Prediction& notes) {
+// `flows`: connections of a rank that are busy at a time.
+Result<Rates> recorded_rates(const cost::Costs& costs, uint32_t lanes, uint32_t flows, End end,
+                             Prediction& notes) {
   Rates rates;
   if (costs.link_bytes_per_s) {
     rates.link = pick(*costs.link_bytes_per_s, end) * 1e-9;
     if (costs.flow_bytes_per_s) rates.flow = pick(*costs.flow_bytes_per_s, end) * 1e-9;
-    if (!cost::rate_of_flows(costs, lanes))
+    if (!cost::rate_of_flows(costs, flows))
       return error(Code::unsupported,
                    "what %u lanes carry is unknown: the probe measured fewer connections and the "
                    "rate was still growing",
-                   lanes);
+                   flows);
     return rates;
   }
   // Without a probe only what the run itself did is known.
@@ -158,8 +165,67 @@ void change_rates(const Cluster& cluster, const trace::Environment& environment,
 
 }  // namespace
 
-Result<Network> Replayer::Impl::network(const Question& question, uint32_t lanes, End end,
-                                        Prediction& notes) const {
+namespace {
+
+uint32_t hosts_in(const std::vector<uint32_t>& host_of) {
+  return static_cast<uint32_t>(std::set<uint32_t>(host_of.begin(), host_of.end()).size());
+}
+
+}  // namespace
+
+// Which algorithm each piece takes. Ranks that share a host do so in the order of steps only: in
+// the network of a replay every rank has a link of its own.
+Ways Replayer::Impl::ways(const plan::Plan& plan, const schedule::Layout& layout, uint32_t of_ranks,
+                          Prediction& notes) const {
+  Ways out;
+  out.host_of = host_of;
+  // Other ranks than the recorded ones are on hosts of their own.
+  if (host_of.size() != of_ranks) {
+    out.host_of.resize(of_ranks);
+    std::iota(out.host_of.begin(), out.host_of.end(), 0u);
+  }
+  bool automatic = std::any_of(plan.algorithm.begin(), plan.algorithm.end(),
+                               [](const auto& rule) { return rule.use == "auto"; });
+  schedule::Choice choice;
+  if (automatic) {
+    choice = schedule::choose_all_reduce(costs, {of_ranks, plan.lanes, hosts_in(out.host_of)});
+    notes.assumed.push_back("\"auto\" chooses its algorithms by the costs of this trace");
+  }
+  for (const schedule::Piece& piece : layout.pieces)
+    out.by_piece.push_back(
+        schedule::algorithm_for(plan, piece.elements * schedule::kElementBytes, choice));
+  return out;
+}
+
+namespace {
+
+// Connections over which a rank sends at a time, at the most.
+uint32_t flows_of(const Ways& ways, uint32_t lanes, uint32_t ranks) {
+  uint32_t peers = 1;
+  for (schedule::Algorithm algorithm : ways.by_piece) {
+    if (algorithm == schedule::Algorithm::direct) peers = std::max(peers, ranks - 1);
+    if (algorithm == schedule::Algorithm::tree)
+      peers = std::max(peers, std::min<uint32_t>(3, ranks - 1));
+  }
+  return peers * lanes;
+}
+
+// What serving the lanes beside the engine's thread changes.
+void set_workers(const plan::Plan& plan, const cost::Costs& costs, Network& out,
+                 Prediction& notes) {
+  bool process = plan.lane_worker == plan::LaneWorker::process;
+  if (!process && plan.lane_workers == 1) return;
+  out.lane_workers = plan.lane_workers;
+  if (!process) return;
+  out.copy_ns_per_byte = value_or_zero(costs.copy_ns_per_byte);
+  if (!costs.copy_ns_per_byte)
+    notes.unknown.push_back("what copying to a lane's process costs: taken as 0");
+}
+
+}  // namespace
+
+Result<Network> Replayer::Impl::network(const Question& question, const plan::Plan& plan,
+                                        uint32_t flows, End end, Prediction& notes) const {
   Network out;
   out.free = question.what_if.free_communication;
   if (ranks == 1 && !question.cluster.hosts) out.free = true;
@@ -169,7 +235,7 @@ Result<Network> Replayer::Impl::network(const Question& question, uint32_t lanes
   }
   Rates rates;
   bool replaced = question.cluster.link_bits_per_s && question.cluster.flow_bits_per_s;
-  auto known = recorded_rates(costs, lanes, end, notes);
+  auto known = recorded_rates(costs, plan.lanes, flows, end, notes);
   if (!known && !replaced) return std::move(known).error();
   if (known) rates = *known;
   change_rates(question.cluster, environment, rates, notes);
@@ -194,6 +260,7 @@ Result<Network> Replayer::Impl::network(const Question& question, uint32_t lanes
   out.reduce_ns_per_byte = value_or_zero(costs.reduce_ns_per_byte);
   out.cores = sending.cores;
   out.shared_processor = sending.shared_processor;
+  set_workers(plan, costs, out, notes);
   if (!costs.round_trip_idle_ns) notes.unknown.push_back("the latency of a message: taken as 0");
   if (!costs.cpu_ns_per_chunk)
     notes.unknown.push_back("what a chunk costs the processor: taken as 0");
@@ -234,30 +301,58 @@ Result<Job> Replayer::Impl::job(const Question& question,
 
 namespace {
 
+// Messages that a rank sends for a piece, and bytes, at the most.
+struct Traffic {
+  double messages = 0;
+  double bytes = 0;
+};
+
+Traffic traffic_of(const schedule::Piece& piece, schedule::Algorithm algorithm, double ranks,
+                   double chunk) {
+  double elements = static_cast<double>(piece.elements);
+  double bytes = elements * schedule::kElementBytes;
+  double rounds = std::floor(std::log2(ranks));
+  double in_parts = 2 * std::ceil(elements / ranks / chunk) * ranks;  // of p nearly equal ones
+  double whole = std::ceil(elements / chunk);
+  switch (algorithm) {
+    case schedule::Algorithm::halving_doubling: return {4 * whole + 2 * rounds + 2, 4 * bytes};
+    case schedule::Algorithm::tree: return {2 * whole + 4, 2 * bytes};
+    case schedule::Algorithm::doubling: return {(rounds + 1) * whole, (rounds + 1) * bytes};
+    default: return {in_parts, 2 * bytes};
+  }
+}
+
 // A file may say anything: what would take for ever, or all memory, or more nanoseconds than can be
 // counted, is refused before it starts.
-Result<void> bounded(const Job& job, const schedule::Layout& layout, const Network& network,
-                     bool recording) {
+Result<void> bounded(const Job& job, const schedule::Layout& layout, const Ways& ways,
+                     const Network& network, bool recording) {
   constexpr double kMostOperations = 1e8, kLongestNs = 1e17;
+  constexpr double kMostAtATime = 2e7;  // of one iteration; each takes memory until it is done
+  constexpr uint64_t kMostTracks = 65000;
   const double most_messages = recording ? 2e7 : 1e8;  // recorded ones take memory
   double ranks = job.ranks, iterations = job.iterations;
   double messages = 0, bytes = 0;
-  for (const schedule::Piece& piece : layout.pieces) {
-    double elements = static_cast<double>(piece.elements);
-    messages += std::ceil(elements / ranks / static_cast<double>(layout.chunk_elements)) * ranks;
-    bytes += elements * schedule::kElementBytes;
+  for (size_t i = 0; i < layout.pieces.size(); ++i) {
+    Traffic own = traffic_of(layout.pieces[i], ways.by_piece[i], ranks,
+                             static_cast<double>(layout.chunk_elements));
+    messages += own.messages * ranks;
+    bytes += own.bytes * ranks;
   }
-  messages *= 2 * ranks * iterations;
-  bytes *= 2 * ranks * iterations;
+  const double at_a_time = messages;
+  messages *= iterations;
+  bytes *= iterations;
   const double parts = std::max(messages, bytes / network.packet_bytes);
   double operations = iterations * ranks *
                       static_cast<double>(layout.pieces.size() + 3 * job.model->layers.size() +
                                           job.model->tensors.size());
-  if (!network.free && parts > most_messages)
+  if (!network.free && (parts > most_messages || at_a_time > kMostAtATime))
     return error(Code::unsupported,
                  "%.3g messages are too many to replay (at most %.3g): larger chunks or fewer "
                  "iterations would do",
                  parts, most_messages);
+  if (recording && 2ull * flows_of(ways, layout.lanes, job.ranks) > kMostTracks)
+    return error(Code::unsupported, "%u lanes to each of %u ranks are too many to record",
+                 layout.lanes, job.ranks - 1);
   if (operations > kMostOperations)
     return error(Code::unsupported, "%.3g operations are too many to replay (at most %.3g)",
                  operations, kMostOperations);
@@ -292,12 +387,14 @@ Result<Simulated> Replayer::Impl::simulated(const Question& question, const plan
                                             Recording* recording) const {
   plan::Plan sized = schedule::scaled(plan, environment.shrink);
   WEFT_ASSIGN(schedule::Layout layout, schedule::make_layout(sized, tensors));
-  WEFT_ASSIGN(Network net, network(question, layout.lanes, end, notes));
   std::vector<std::vector<graph::LayerTimes>> made;
   WEFT_ASSIGN(Job work, job(question, made));
+  Ways how = ways(sized, layout, work.ranks, notes);
+  WEFT_ASSIGN(Network net,
+              network(question, sized, flows_of(how, layout.lanes, work.ranks), end, notes));
   if (work.ranks == 1) net.free = true;
-  WEFT_TRY(bounded(work, layout, net, recording != nullptr));
-  return simulate(work, layout, net, recording);
+  WEFT_TRY(bounded(work, layout, how, net, recording != nullptr));
+  return simulate(work, layout, how, net, recording);
 }
 
 namespace {
@@ -390,6 +487,7 @@ Result<Replayer> Replayer::make(const graph::Graph& graph, const cost::Costs& co
   impl->environment = graph.environment;
   impl->model = graph.model;
   impl->ranks = graph.ranks;
+  impl->host_of = graph.host_of;
   impl->costs = costs;
   if (graph.iterations.empty() || graph.ranks == 0)
     return error(Code::unsupported, "no iteration is whole on all ranks: nothing to replay");

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <deque>
 #include <memory>
 #include <queue>
 
@@ -11,10 +12,10 @@
 namespace weft::replay {
 namespace {
 
-using schedule::ChunkId;
 using trace::Kind;
 
 constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
+constexpr uint32_t kNoRoute = std::numeric_limits<uint32_t>::max();
 
 // First in, first out, without an allocation for each element.
 template <typename T>
@@ -45,8 +46,8 @@ enum class What : uint8_t {
   reported,  // rank, a: bucket, b: iteration: rank 0 knows
   begin,     // rank, a: operation
   egress,    // rank: a packet may leave
-  arrived,   // rank, a: lane, b: how many chunks are complete with this packet
-  absorb,    // rank, a: lane: a chunk has been dealt with
+  arrived,   // a: lane, b: how many chunks are complete with this packet
+  absorb,    // a: lane: a chunk has been dealt with
 };
 
 struct Event {
@@ -63,13 +64,16 @@ struct Event {
 
 struct QueuedChunk {
   uint32_t operation;
-  ChunkId id;
+  uint32_t send;  // of the sender's program
+  schedule::ChunkId id;
   uint32_t bytes;  // with header
   int64_t taken;   // when the lane took it
   uint64_t message;
 };
 
 struct Lane {
+  uint32_t from = 0, to = 0;
+  uint16_t index = 0;        // among those from the one to the other
   double unsent = 0;         // in the socket, not yet given to the network's queue
   double held = 0;           // rest of a chunk that the socket did not take
   bool blocked = false;      // the socket has no room until half of it is sent
@@ -84,10 +88,23 @@ struct Lane {
   int64_t filled = 0;        // the thread put its last bytes here at this time
 };
 
+struct Early {
+  uint32_t from;
+  schedule::ChunkId id;
+};
+
 struct Running {
-  std::unique_ptr<schedule::RingSteps> steps;
+  std::optional<schedule::Steps> steps;
   int64_t begun = 0;
-  std::vector<QueuedChunk> early;  // arrived before the operation began here
+  std::vector<Early> early;  // arrived before the operation began here
+};
+
+// The lanes from one rank to another, and what waits for them. There is one once it is needed.
+struct Route {
+  uint32_t first_lane = 0;
+  uint32_t next_to_fill = 0;
+  uint32_t refused = 0;  // lanes in a row that had no room
+  schedule::Dispatch dispatch;
 };
 
 // One thing that a device does, after everything in `needs` is summed for the step before.
@@ -107,14 +124,16 @@ struct Device {
 };
 
 struct Host {
-  std::vector<Lane> lanes;
-  schedule::Dispatch dispatch;
-  size_t next_to_fill = 0;
+  std::deque<Route> routes;        // stays where it is while others are made
+  std::vector<uint32_t> route_to;  // by rank
+  size_t next_route = 0;
+  std::vector<uint32_t> lanes;  // of all routes
   size_t next_to_send = 0;
   int64_t link_ready = 0;
   int64_t ingress_ready = 0;
   int64_t egress_at = kNever;
   int64_t thread_free = 0;
+  std::vector<int64_t> workers_free;  // empty: the thread serves the sockets itself
   uint64_t next_message = 0;
   std::vector<Running> running;      // by operation
   std::vector<uint32_t> steps_done;  // by tensor
@@ -123,22 +142,27 @@ struct Host {
 
 class Simulator {
  public:
-  Simulator(const Job& job, const schedule::Layout& layout, const Network& network,
-            Recording* recording)
+  Simulator(const Job& job, const schedule::Layout& layout, const Ways& ways,
+            const Network& network, Recording* recording)
       : job_(job),
         layout_(layout),
+        ways_(ways),
         network_(network),
         recording_(recording),
         admission_(layout, job.ranks),
         unsent_limit_(cost::unsent_limit(layout.chunk_elements * schedule::kElementBytes)) {
     make_program();
     find_pieces();
+    shape_.ranks = job.ranks;
+    shape_.chunk_elements = layout.chunk_elements;
+    shape_.host_of = ways.host_of;
     size_t operations = layout.pieces.size() * job.iterations;
     cores_.assign(network.shared_processor ? network.cores : 0, 0);
     for (uint32_t r = 0; r < job.ranks; ++r) {
       readiness_.emplace_back(layout);
       Host& host = hosts_.emplace_back();
-      host.lanes.resize(layout.lanes);
+      host.route_to.assign(job.ranks, kNoRoute);
+      host.workers_free.assign(network.lane_workers, 0);
       host.running.resize(operations);
       host.steps_done.assign(job.model->tensors.size(), 0);
       host.pieces_left = pieces_of_;
@@ -216,19 +240,25 @@ class Simulator {
     events_.push({at, sequence_++, what, static_cast<uint16_t>(rank), a, b});
   }
 
-  // The rank's thread works for `ns` from now or from when it is free; in a lab a core must be
-  // free as well. Returns when it is done.
-  int64_t work(Host& host, double ns) {
-    if (ns <= 0) return std::max(now_, host.thread_free);
+  // A thread works for `ns` from `from` or from when it is free; in a lab a core must be free as
+  // well. Returns when it is done.
+  int64_t work(int64_t& thread_free, int64_t from, double ns) {
+    int64_t start = std::max(from, thread_free);
+    if (ns <= 0) return start;
     worked_ns_ += ns;
-    int64_t start = std::max(now_, host.thread_free);
     if (!cores_.empty()) {
       auto core = std::min_element(cores_.begin(), cores_.end());
       start = std::max(start, *core);
       *core = start + static_cast<int64_t>(ns);
     }
-    host.thread_free = start + static_cast<int64_t>(ns);
-    return host.thread_free;
+    thread_free = start + static_cast<int64_t>(ns);
+    return thread_free;
+  }
+
+  // Who serves a lane of a host: a worker of its own choice for ever, or the engine's thread.
+  static int64_t& server_of(Host& host, const Lane& lane) {
+    if (host.workers_free.empty()) return host.thread_free;
+    return host.workers_free[lane.index % host.workers_free.size()];
   }
 
   void handle(const Event& event) {
@@ -244,8 +274,8 @@ class Simulator {
           send_packets(r);
         }
         return;
-      case What::arrived: return arrived(r, event.a, event.b);
-      case What::absorb: return absorb(r, event.a);
+      case What::arrived: return arrived(lanes_[event.a], event.a, event.b);
+      case What::absorb: return absorb(lanes_[event.a]);
     }
   }
 
@@ -373,70 +403,112 @@ class Simulator {
     }
   }
 
-  uint32_t previous(uint32_t r) const { return (r + job_.ranks - 1) % job_.ranks; }
-
   const schedule::Piece& piece_of(uint32_t operation) const {
     return layout_.pieces[result_.order[operation]];
+  }
+
+  std::shared_ptr<const schedule::Program> program_of(uint32_t r, uint32_t operation) {
+    uint32_t piece = result_.order[operation];
+    shape_.algorithm = ways_.by_piece[piece];
+    shape_.elements = layout_.pieces[piece].elements;
+    shape_.rank = r;
+    return programs_.get(shape_);
   }
 
   void begin(uint32_t r, uint32_t operation) {
     Host& host = hosts_[r];
     Running& running = host.running[operation];
     running.begun = now_;
-    running.steps =
-        std::make_unique<schedule::RingSteps>(schedule::Collective::all_reduce, Rank{r}, job_.ranks,
-                                              piece_of(operation).elements, layout_.chunk_elements);
-    for (ChunkId id : running.steps->start()) offer(host, operation, id);
-    for (const QueuedChunk& chunk : std::exchange(running.early, {})) take_in(r, chunk);
-    if (running.steps != nullptr) finish_if_done(r, operation);
+    running.steps.emplace(program_of(r, operation));
+    allowed_.clear();
+    running.steps->start(allowed_);
+    offer(r, operation);
+    for (const Early& early : std::exchange(running.early, {})) take_in(r, operation, early);
+    if (running.steps) finish_if_done(r, operation);
     fill_lanes(r);
   }
 
-  void offer(Host& host, uint32_t operation, ChunkId id) {
-    host.dispatch.push({layout_.buckets[piece_of(operation).bucket].priority, operation, 0, id});
+  // Hands what is in allowed_ to the routes.
+  void offer(uint32_t r, uint32_t operation) {
+    int64_t priority = layout_.buckets[piece_of(operation).bucket].priority;
+    const schedule::Program& program = hosts_[r].running[operation].steps->program();
+    for (uint32_t send : allowed_)
+      route(r, program.sends()[send].peer).dispatch.push({priority, operation, send, {}});
+    allowed_.clear();
+  }
+
+  Route& route(uint32_t r, uint32_t to) {
+    Host& host = hosts_[r];
+    uint32_t& index = host.route_to[to];
+    if (index == kNoRoute) {
+      index = static_cast<uint32_t>(host.routes.size());
+      Route& made = host.routes.emplace_back();
+      made.first_lane = static_cast<uint32_t>(lanes_.size());
+      for (uint32_t i = 0; i < layout_.lanes; ++i) {
+        host.lanes.push_back(static_cast<uint32_t>(lanes_.size()));
+        Lane& lane = lanes_.emplace_back();
+        lane.from = r;
+        lane.to = to;
+        lane.index = static_cast<uint16_t>(i);
+      }
+    }
+    return host.routes[index];
   }
 
   // ---- sending -----------------------------------------------------------------------------
 
-  // As the engine does: round and round over the lanes, a chunk each, while there is room.
+  // As the engine does: peers in turn, a chunk each, and for each peer round and round over its
+  // lanes, while there is room.
   void fill_lanes(uint32_t r) {
     Host& host = hosts_[r];
-    size_t refused = 0;
+    for (Route& route : host.routes) route.refused = 0;
     bool filled = false;
-    while (!host.dispatch.empty() && refused < host.lanes.size()) {
-      auto index = static_cast<uint16_t>(host.next_to_fill);
-      host.next_to_fill = (host.next_to_fill + 1) % host.lanes.size();
-      if (host.lanes[index].blocked) {
-        ++refused;
-        continue;
-      }
-      take(r, index);
-      filled = true;
-      refused = host.lanes[index].blocked ? refused + 1 : 0;
+    for (size_t idle = 0; idle < host.routes.size();) {
+      Route& route = host.routes[host.next_route];
+      host.next_route = (host.next_route + 1) % host.routes.size();
+      bool took = fill_one(route);
+      idle = took ? 0 : idle + 1;
+      filled |= took;
     }
     if (filled) wake_egress(r);
   }
 
-  void take(uint32_t r, uint16_t index) {
-    Host& host = hosts_[r];
-    Lane& lane = host.lanes[index];
-    auto entry = host.dispatch.pop();
+  bool fill_one(Route& route) {
+    while (!route.dispatch.empty() && route.refused < layout_.lanes) {
+      uint32_t index = route.first_lane + route.next_to_fill;
+      route.next_to_fill = (route.next_to_fill + 1) % layout_.lanes;
+      if (lanes_[index].blocked) {
+        ++route.refused;
+        continue;
+      }
+      take(route, lanes_[index]);
+      route.refused = lanes_[index].blocked ? route.refused + 1 : 0;
+      return true;
+    }
+    return false;
+  }
+
+  void take(Route& route, Lane& lane) {
+    Host& host = hosts_[lane.from];
+    auto entry = route.dispatch.pop();
     auto operation = static_cast<uint32_t>(entry->operation);
-    schedule::RingSteps& steps = *host.running[operation].steps;
-    auto bytes = static_cast<uint32_t>(
-        steps.outgoing(entry->id).elements * schedule::kElementBytes + cost::kHeaderBytes);
-    lane.filled = work(host, network_.send_ns_per_chunk + network_.send_ns_per_byte * bytes);
+    const schedule::Send& send = host.running[operation].steps->program().sends()[entry->send];
+    auto bytes =
+        static_cast<uint32_t>(send.elements * schedule::kElementBytes + cost::kHeaderBytes);
+    int64_t there = now_;
+    if (network_.copy_ns_per_byte > 0)
+      there = work(host.thread_free, now_, network_.copy_ns_per_byte * bytes);
+    lane.filled = work(server_of(host, lane), there,
+                       network_.send_ns_per_chunk + network_.send_ns_per_byte * bytes);
     if (lane.chunks.empty()) lane.head_left = bytes;
-    lane.chunks.push({operation, entry->id, bytes, now_, host.next_message++});
+    QueuedChunk chunk{operation, entry->send, send.id, bytes, now_, host.next_message++};
+    lane.chunks.push(chunk);
     lane.held = bytes;
-    give_to_socket(r, index, operation, entry->id, now_, host.next_message - 1);
+    give_to_socket(lane, chunk);
   }
 
   // The socket takes segments while less than its limit is unsent.
-  void give_to_socket(uint32_t r, uint16_t index, uint32_t operation, ChunkId id, int64_t taken,
-                      uint64_t message) {
-    Host& host = hosts_[r];
-    Lane& lane = host.lanes[index];
+  void give_to_socket(Lane& lane, const QueuedChunk& chunk) {
     while (lane.held > 0 && lane.unsent < unsent_limit_) {
       double segment = std::min(lane.held, network_.packet_bytes);
       lane.held -= segment;
@@ -445,21 +517,20 @@ class Simulator {
     }
     lane.blocked = lane.held > 0;
     if (lane.blocked) {
-      lane.rest = {operation, id, 0, taken, message};
+      lane.rest = chunk;
       return;
     }
-    Running& running = host.running[operation];
-    running.steps->sent(id);
-    if (recording_ != nullptr) record_sent(r, index, operation, id, taken, message);
-    finish_if_done(r, operation);
+    Running& running = hosts_[lane.from].running[chunk.operation];
+    if (recording_ != nullptr)
+      recording_->sent(lane.from, lane.to, lane.index, recorded(chunk), chunk.taken,
+                       std::max(now_, lane.filled));
+    running.steps->sent(chunk.send);
+    finish_if_done(lane.from, chunk.operation);
   }
 
-  void record_sent(uint32_t r, uint16_t index, uint32_t operation, ChunkId id, int64_t taken,
-                   uint64_t message) {
-    uint64_t bytes =
-        hosts_[r].running[operation].steps->outgoing(id).elements * schedule::kElementBytes;
-    recording_->sent(r, index, {operation, id, bytes, iteration_of_[operation], message}, taken,
-                     std::max(now_, hosts_[r].lanes[index].filled));
+  Recording::Chunk recorded(const QueuedChunk& chunk) const {
+    return {chunk.operation, chunk.id, chunk.bytes - cost::kHeaderBytes,
+            iteration_of_[chunk.operation], chunk.message};
   }
 
   void make_packets(Lane& lane) const {
@@ -474,8 +545,10 @@ class Simulator {
   void wake_egress(uint32_t r) {
     Host& host = hosts_[r];
     int64_t next = kNever;
-    for (Lane& lane : host.lanes)
+    for (uint32_t index : host.lanes) {
+      const Lane& lane = lanes_[index];
       if (!lane.packets.empty()) next = std::min(next, std::max(lane.ready, lane.filled));
+    }
     if (next == kNever) return;
     next = std::max({next, host.link_ready, now_});
     if (next >= host.egress_at) return;
@@ -492,13 +565,13 @@ class Simulator {
     while (host.link_ready <= now_ && tried < count) {
       size_t index = host.next_to_send;
       host.next_to_send = (index + 1) % count;
-      Lane& lane = host.lanes[index];
+      Lane& lane = lanes_[host.lanes[index]];
       if (lane.packets.empty() || lane.ready > now_ || lane.filled > now_) {
         ++tried;
         continue;
       }
       tried = 0;
-      send_packet(r, static_cast<uint16_t>(index));
+      send_packet(lane, host.lanes[index]);
     }
     wake_egress(r);
   }
@@ -507,9 +580,8 @@ class Simulator {
     return from + static_cast<int64_t>(std::llround(bytes / rate));
   }
 
-  void send_packet(uint32_t r, uint16_t index) {
-    Host& host = hosts_[r];
-    Lane& lane = host.lanes[index];
+  void send_packet(Lane& lane, uint32_t index) {
+    Host& host = hosts_[lane.from];
     double bytes = lane.packets.front();
     lane.packets.pop();
     double link = network_.link_bytes_per_ns, flow = network_.flow_bytes_per_ns;
@@ -521,8 +593,7 @@ class Simulator {
     host.link_ready = later(from(host.link_ready, network_.link_burst_bytes, link), bytes, link);
 
     // Through the receiver's own link.
-    uint32_t to = (r + 1) % job_.ranks;
-    Host& receiver = hosts_[to];
+    Host& receiver = hosts_[lane.to];
     int64_t through = std::max(now_, receiver.ingress_ready);
     receiver.ingress_ready =
         later(from(receiver.ingress_ready, network_.link_burst_bytes, link), bytes, link);
@@ -541,61 +612,71 @@ class Simulator {
       if (lane.chunks.empty()) break;
       lane.head_left = lane.chunks.front().bytes;
     }
-    if (complete > 0) push(arrival, What::arrived, to, index, complete);
+    if (complete > 0) push(arrival, What::arrived, lane.to, index, complete);
 
     make_packets(lane);
     if (lane.blocked && 2 * lane.unsent < unsent_limit_) {
-      QueuedChunk rest = lane.rest;
-      lane.filled = work(host, 0);
-      give_to_socket(r, index, rest.operation, rest.id, rest.taken, rest.message);
-      if (!lane.blocked) fill_lanes(r);
+      lane.filled = std::max(now_, server_of(host, lane));
+      give_to_socket(lane, QueuedChunk(lane.rest));
+      if (!lane.blocked) fill_lanes(lane.from);
     }
   }
 
   // ---- receiving ---------------------------------------------------------------------------
 
-  void arrived(uint32_t r, uint32_t lane, uint32_t chunks) {
-    Host& host = hosts_[r];
-    Lane& from = hosts_[previous(r)].lanes[lane];
+  void arrived(Lane& lane, uint32_t index, uint32_t chunks) {
+    Host& host = hosts_[lane.to];
     for (uint32_t i = 0; i < chunks; ++i) {
-      double bytes = from.flying[from.landed++].bytes;
-      push(work(host, network_.receive_ns_per_chunk + network_.receive_ns_per_byte * bytes),
-           What::absorb, r, lane);
+      double bytes = lane.flying[lane.landed++].bytes;
+      int64_t read = work(server_of(host, lane), now_,
+                          network_.receive_ns_per_chunk + network_.receive_ns_per_byte * bytes);
+      if (network_.copy_ns_per_byte > 0)
+        read = work(host.thread_free, read, network_.copy_ns_per_byte * bytes);
+      push(read, What::absorb, lane.to, index);
     }
   }
 
-  void absorb(uint32_t r, uint32_t lane_index) {
-    Lane& lane = hosts_[previous(r)].lanes[lane_index];
+  void absorb(Lane& lane) {
     QueuedChunk chunk = lane.flying.front();
     lane.flying.pop();
     --lane.landed;
+    uint32_t r = lane.to;
     if (recording_ != nullptr)
-      recording_->received(r, static_cast<uint16_t>(lane_index),
-                           {chunk.operation, chunk.id, chunk.bytes - cost::kHeaderBytes,
-                            iteration_of_[chunk.operation], chunk.message},
-                           now_, now_);
+      recording_->received(r, lane.from, lane.index, recorded(chunk), now_, now_);
     Running& running = hosts_[r].running[chunk.operation];
-    if (running.steps == nullptr) {
-      running.early.push_back(chunk);
+    Early arriving{lane.from, chunk.id};
+    if (!running.steps) {
+      running.early.push_back(arriving);
       return;
     }
-    take_in(r, chunk);
+    take_in(r, chunk.operation, arriving);
     fill_lanes(r);
   }
 
-  void take_in(uint32_t r, const QueuedChunk& chunk) {
-    Host& host = hosts_[r];
-    Running& running = host.running[chunk.operation];
-    if (network_.reduce_ns_per_byte > 0 && running.steps->arriving(chunk.id)->reduce)
-      work(host, network_.reduce_ns_per_byte * chunk.bytes);
-    if (auto next = running.steps->received(chunk.id)) offer(host, chunk.operation, *next);
-    finish_if_done(r, chunk.operation);
+  void take_in(uint32_t r, uint32_t operation, const Early& arriving) {
+    schedule::Steps& steps = *hosts_[r].running[operation].steps;
+    auto receive = steps.program().find(arriving.from, arriving.id);
+    WEFT_CHECK(receive.has_value());
+    if (!steps.take(*receive)) return;
+    due_.assign(1, *receive);
+    while (!due_.empty()) {
+      uint32_t next = due_.back();
+      due_.pop_back();
+      const schedule::Receive& how = steps.program().receives()[next];
+      if (network_.reduce_ns_per_byte > 0 && how.combine)
+        work(hosts_[r].thread_free, now_,
+             network_.reduce_ns_per_byte *
+                 static_cast<double>(how.elements * schedule::kElementBytes + cost::kHeaderBytes));
+      steps.applied(next, allowed_, due_);
+    }
+    offer(r, operation);
+    finish_if_done(r, operation);
   }
 
   void finish_if_done(uint32_t r, uint32_t operation) {
     Host& host = hosts_[r];
     Running& running = host.running[operation];
-    if (running.steps == nullptr || !running.steps->finished()) return;
+    if (!running.steps || !running.steps->finished()) return;
     running.steps.reset();
     const schedule::Piece& piece = piece_of(operation);
     if (recording_ != nullptr)
@@ -622,6 +703,7 @@ class Simulator {
 
   const Job& job_;
   const schedule::Layout& layout_;
+  const Ways& ways_;
   const Network& network_;
   Recording* recording_;
   schedule::Admission admission_;
@@ -631,7 +713,12 @@ class Simulator {
   std::vector<std::vector<uint32_t>> produced_;  // tensors by layer, in the order of hand-over
   std::vector<std::vector<uint32_t>> of_piece_;  // tensors by piece
   std::vector<uint32_t> pieces_of_;              // by tensor
+  schedule::Programs programs_;
+  schedule::Shape shape_;          // of the program that was asked for last
+  std::vector<uint32_t> allowed_;  // sends, by a receive
+  std::vector<uint32_t> due_;      // receives, by another
   std::vector<Host> hosts_;
+  std::deque<Lane> lanes_;  // of all routes of all hosts
   std::vector<Device> devices_;
   std::vector<int64_t> cores_;          // when each is free; empty: every rank has enough
   std::vector<uint32_t> iteration_of_;  // by operation
@@ -645,9 +732,9 @@ class Simulator {
 
 }  // namespace
 
-Simulated simulate(const Job& job, const schedule::Layout& layout, const Network& network,
-                   Recording* recording) {
-  return Simulator(job, layout, network, recording).run();
+Simulated simulate(const Job& job, const schedule::Layout& layout, const Ways& ways,
+                   const Network& network, Recording* recording) {
+  return Simulator(job, layout, ways, network, recording).run();
 }
 
 }  // namespace weft::replay

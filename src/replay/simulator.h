@@ -27,6 +27,10 @@ struct Network {
   double send_ns_per_chunk = 0, send_ns_per_byte = 0;
   double receive_ns_per_chunk = 0, receive_ns_per_byte = 0;
   double reduce_ns_per_byte = 0;
+  // Who serves sockets: the engine's own thread, or workers beside it. With auxiliary processes a
+  // chunk is copied to and from the memory that they share.
+  uint32_t lane_workers = 0;  // 0: the engine's thread
+  double copy_ns_per_byte = 0;
   uint32_t cores = 1;
   bool shared_processor = false;  // one machine's cores for all ranks; otherwise each has its own
   bool free = false;              // sums are there as soon as all gradients are
@@ -41,6 +45,12 @@ struct Job {
   std::vector<std::vector<const std::vector<graph::LayerTimes>*>> compute;
 };
 
+// How operations are done.
+struct Ways {
+  std::vector<schedule::Algorithm> by_piece;
+  std::vector<uint32_t> host_of;  // by rank
+};
+
 // Events of a simulated run, as a run records them; see recording.cc.
 class Recording;
 
@@ -52,7 +62,7 @@ struct Simulated {
 };
 
 // Runs `job` under `layout` on `network`. `recording` may be null.
-Simulated simulate(const Job& job, const schedule::Layout& layout, const Network& network,
-                   Recording* recording);
+Simulated simulate(const Job& job, const schedule::Layout& layout, const Ways& ways,
+                   const Network& network, Recording* recording);
 
 }  // namespace weft::replay

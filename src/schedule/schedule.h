@@ -301,6 +301,11 @@ class Program {
   bool in_place() const;
   // The receive that a chunk from `peer` is; nullopt for one that this operation does not expect.
   std::optional<uint32_t> find(uint32_t peer, ChunkId id) const;
+  // What waits for a receive: sends by index, receives by index + the number of sends.
+  std::span<const uint32_t> allowed_by(uint32_t receive) const {
+    return std::span(allows_).subspan(allows_first_[receive],
+                                      allows_first_[receive + 1u] - allows_first_[receive]);
+  }
 
  private:
   friend class Steps;

@@ -29,9 +29,7 @@ void Steps::applied(uint32_t receive, std::vector<uint32_t>& sends,
   WEFT_CHECK(receive < taken_.size() && taken_[receive] && to_receive_ > 0);
   --to_receive_;
   auto sends_in_all = static_cast<uint32_t>(send_needs_.size());
-  for (uint32_t i = program_->allows_first_[receive]; i < program_->allows_first_[receive + 1u];
-       ++i) {
-    uint32_t allowed = program_->allows_[i];
+  for (uint32_t allowed : program_->allowed_by(receive)) {
     if (allowed < sends_in_all) {
       if (--send_needs_[allowed] == 0) sends.push_back(allowed);
     } else {
