@@ -111,6 +111,9 @@ class Engine final : private transport::ChunkHandler {
     uint16_t lanes = 1;  // to each rank on another host
     uint64_t chunk_bytes = 256u << 10;
     uint64_t early_bytes_limit = 256u << 20;  // for chunks of operations not yet started here
+    // Who serves the lanes: the thread that drives the engine, or others.
+    std::optional<transport::LaneWorkers::Kind> worker = {};
+    uint32_t workers = 1;
   };
   // A rank cannot be talked to any more, or said something that it must not.
   using OnLost = std::function<void(Rank peer, Error error)>;
@@ -119,6 +122,9 @@ class Engine final : private transport::ChunkHandler {
   Engine(const Options& options, transport::Mesh& mesh, capture::Recorder& recorder, OnLost on_lost,
          OnAsked on_asked);
   ~Engine() override;
+
+  // Starts the workers that the options name, and lets lanes be opened. Call it once, first.
+  Result<void> begin();
 
   // REQUIRES: the operation's key is not running. Data must stay in place until it is finished.
   void start(Operation operation);
@@ -138,6 +144,8 @@ class Engine final : private transport::ChunkHandler {
   std::vector<Flight> flights() const;
   std::vector<LaneStatus> lanes() const;
   void record_tcp_info();  // one sample a lane into the trace
+  // Processor time of the lane workers, where there are any.
+  Nanos workers_processor_time() const;
 
  private:
   struct Running {
@@ -165,7 +173,7 @@ class Engine final : private transport::ChunkHandler {
     uint32_t receive = 0;
   };
   struct Slot {
-    std::unique_ptr<transport::Lane> lane;
+    std::unique_ptr<transport::LanePort> lane;
     uint32_t peer = 0;
     uint16_t number = 0;
     bool outgoing = true;
@@ -221,6 +229,7 @@ class Engine final : private transport::ChunkHandler {
   bool lands_elsewhere(uint32_t lane, Key key, uint32_t receive) const;
 
   // peers.cc: lanes
+  Result<void> start_workers();
   void open_lanes(uint32_t rank);
   uint32_t add_lane(bool outgoing, Rank peer, uint16_t number,
                     std::unique_ptr<transport::Socket> socket,
@@ -241,10 +250,12 @@ class Engine final : private transport::ChunkHandler {
   capture::Recorder& recorder_;
   RecorderClock clock_;
   OnLost on_lost_;
+  OnAsked on_asked_;
   std::unique_ptr<transport::Links> links_;
   schedule::Programs programs_;
-  std::vector<Peer> peers_;  // by rank
-  std::vector<Slot> slots_;  // a lane's index
+  std::unique_ptr<transport::LaneWorkers> workers_;  // outlives the lanes that they serve
+  std::vector<Peer> peers_;                          // by rank
+  std::vector<Slot> slots_;                          // a lane's index
   std::vector<uint32_t> broken_;
   bool halted_ = false;
   trace::TrackId operation_track_ = 0;

@@ -13,6 +13,7 @@ namespace {
 // A rank whose process lives accepts again within this time.
 constexpr Nanos kReopen = Nanos::from_seconds(3);
 constexpr size_t kRoundsPerPoll = 4;
+constexpr uint32_t kServedLanes = 32;  // for which a worker has buffers
 
 constexpr std::array<const char*, 5> kTcpFields = {
     "round_trip_us", "congestion_window", "retransmitted", "unsent_bytes", "delivery_bytes_per_s"};
@@ -33,6 +34,13 @@ Engine::Engine(const Options& options, transport::Mesh& mesh, capture::Recorder&
   operation_track_ =
       recorder_.track({trace::TrackType::stream, "operations", trace::kNone16, trace::kNone16});
   for (const char* field : kTcpFields) tcp_names_.push_back(recorder_.name(field));
+  on_asked_ = std::move(on_asked);
+}
+
+Engine::~Engine() = default;
+
+Result<void> Engine::begin() {
+  if (options_.worker && mesh_.ranks > 1) WEFT_TRY(start_workers());
   transport::Links::Callbacks callbacks;
   callbacks.opened = [this](Rank rank, uint16_t number, std::unique_ptr<transport::Socket> socket,
                             std::shared_ptr<transport::shm::Segment> shared) {
@@ -43,11 +51,27 @@ Engine::Engine(const Options& options, transport::Mesh& mesh, capture::Recorder&
                               std::shared_ptr<transport::shm::Segment> shared) {
     add_lane(false, rank, number, std::move(socket), std::move(shared));
   };
-  callbacks.asked = std::move(on_asked);
-  links_ = std::make_unique<transport::Links>(mesh, std::move(callbacks));
+  callbacks.asked = on_asked_;
+  links_ = std::make_unique<transport::Links>(mesh_, std::move(callbacks));
+  return {};
 }
 
-Engine::~Engine() = default;
+Result<void> Engine::start_workers() {
+  transport::LaneWorkers::Options options;
+  options.kind = *options_.worker;
+  options.count = options_.workers;
+  options.lanes = std::clamp<uint32_t>(options_.lanes, 1, kServedLanes);
+  options.chunk_bytes = static_cast<uint32_t>(options_.chunk_bytes);
+  WEFT_ASSIGN(workers_,
+              transport::LaneWorkers::start(
+                  options, *mesh_.reactor, static_cast<transport::ChunkHandler&>(*this), clock_,
+                  [this](uint32_t lane, Error error) { broke(lane, std::move(error)); }));
+  return {};
+}
+
+Nanos Engine::workers_processor_time() const {
+  return workers_ ? workers_->processor_time() : Nanos{0};
+}
 
 uint32_t Engine::add_lane(bool outgoing, Rank rank, uint16_t number,
                           std::unique_ptr<transport::Socket> socket,
@@ -66,6 +90,12 @@ uint32_t Engine::add_lane(bool outgoing, Rank rank, uint16_t number,
        text(outgoing ? "lane %u to rank %u" : "lane %u from rank %u", unsigned{number}, rank.index),
        number, static_cast<uint16_t>(rank.index)});
   uint32_t unsent = cost::unsent_limit(options_.chunk_bytes);
+  // Memory needs no system calls: this thread serves it itself.
+  if (workers_ && !shared) {
+    slots_[index].lane = workers_->serve(outgoing ? Lane::Role::out : Lane::Role::in,
+                                         std::move(socket), number, index, unsent);
+    return index;
+  }
   auto made = std::make_unique<Lane>(
       outgoing ? Lane::Role::out : Lane::Role::in, *mesh_.reactor, std::move(socket),
       std::move(shared), index, static_cast<transport::ChunkHandler&>(*this), clock_, unsent,
@@ -110,7 +140,7 @@ void Engine::broke(uint32_t lane, Error error) {
   Peer& to = peers_[slot.peer];
   std::erase(to.out, lane);
   if (slot.lane) {
-    for (Lane::Unsettled& chunk : slot.lane->take_unsettled()) {
+    for (transport::LanePort::Unsettled& chunk : slot.lane->take_unsettled()) {
       if ((chunk.token & kResent) != 0 && !chunk.retained) {
         to.resend.push_back(chunk.token);  // it had not left; its copy is still here
       } else if (chunk.retained) {
@@ -163,7 +193,7 @@ bool Engine::serve(Peer& to) {
 }
 
 std::vector<Key> Engine::poll(Nanos now) {
-  if (halted_) return {};
+  if (halted_ || !links_) return {};
   links_->tick(now);
   more_to_send_ = false;
   for (size_t i = 0; i < peers_.size(); ++i) {

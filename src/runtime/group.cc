@@ -39,6 +39,11 @@ Group::Impl::Impl(const Options& given, uint32_t epoch_in, capture::Recorder& re
   collective::Engine::Options engine_options;
   engine_options.lanes = static_cast<uint16_t>(options.plan.lanes);
   engine_options.chunk_bytes = schedule::chunk_elements(sized) * schedule::kElementBytes;
+  if (options.plan.lane_worker == plan::LaneWorker::process)
+    engine_options.worker = transport::LaneWorkers::Kind::process;
+  else if (options.plan.lane_workers > 1)
+    engine_options.worker = transport::LaneWorkers::Kind::thread;
+  engine_options.workers = options.plan.lane_workers;
   engine = std::make_unique<collective::Engine>(
       engine_options, mesh, recorder,
       [this](Rank peer, Error error) { suspect(peer, std::move(error)); },
@@ -96,6 +101,7 @@ Result<std::shared_ptr<Group::Impl>> Group::Impl::join(const Options& options,
 
 // The ring is used by every large operation: its lanes are open before the first one.
 Result<void> Group::Impl::meet_neighbours() {
+  WEFT_TRY(engine->begin());
   if (mesh.ranks == 1) return {};
   Rank next{mesh.next()};
   engine->prepare(next);

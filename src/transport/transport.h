@@ -60,10 +60,11 @@ struct ChunkHeader {
   uint32_t operation = 0;
   uint16_t step = 0;
   uint32_t chunk = 0;
-  uint64_t first = 0;     // element offset of this chunk in its message
-  uint32_t length = 0;    // payload bytes
-  uint64_t message = 0;   // unique in the run
-  uint64_t checksum = 0;  // XXH3-64 of the payload; 0 through shared memory
+  uint64_t first = 0;          // element offset of this chunk in its message
+  uint32_t length = 0;         // payload bytes
+  bool wants_receipt = false;  // its sender keeps no copy
+  uint64_t message = 0;        // unique in the run
+  uint64_t checksum = 0;       // XXH3-64 of the payload; 0 through shared memory
 };
 inline constexpr size_t kChunkHeaderBytes = cost::kHeaderBytes;
 
@@ -199,8 +200,35 @@ struct LaneCounters {
   uint64_t chunks_received = 0;
 };
 
+// What a user of a lane sees of it, whoever serves its connection.
+class LanePort {
+ public:
+  virtual ~LanePort() = default;
+  // Takes one chunk and sends as much of it as there is room for. False when the lane is full
+  // (it goes on by itself once there is room) or there is nothing to send. One at a time, so that
+  // a few chunks spread over all lanes instead of filling the first.
+  virtual bool send_one() = 0;
+  virtual void resume() = 0;  // a chunk that was refused with not_yet may be offered again
+  // Touches no payload from now on; the connection stays open, and nobody is told.
+  virtual void halt() = 0;
+  virtual bool ready() const = 0;  // out: the other end has answered
+  virtual bool shared() const = 0;
+  virtual const LaneCounters& counters() const = 0;
+  virtual std::optional<TcpInfo> tcp_info() const = 0;
+
+  // Chunks that a lane that failed may not have delivered, oldest first. Those up to
+  // kRetainedBytes that had left whole come with their bytes.
+  struct Unsettled {
+    ChunkHeader header;
+    uint64_t token = 0;
+    bool retained = false;
+    std::vector<std::byte> payload;
+  };
+  virtual std::vector<Unsettled> take_unsettled() = 0;
+};
+
 // One connection. Errors end the lane and are told once.
-class Lane final : public Reactor::Handler {
+class Lane final : public LanePort, public Reactor::Handler {
  public:
   // `out` and `in` are the two ends of a lane; `both` is a connection without receipts, on which
   // chunks go either way, as the probe uses it.
@@ -212,28 +240,18 @@ class Lane final : public Reactor::Handler {
        const Clock& clock, uint32_t unsent_limit, OnError on_error);
   ~Lane() override;
 
-  // Takes one chunk and sends as much of it as there is room for. False when the lane is full
-  // (it goes on by itself once there is room) or there is nothing to send. One at a time, so that
-  // a few chunks spread over all lanes instead of filling the first.
-  bool send_one();
-  void resume();  // a chunk that was refused with not_yet may be offered again
-  void halt();    // touches no payload from now on; the connection stays open, and nobody is told
+  bool send_one() override;
+  void resume() override;
+  void halt() override;
   bool failed() const { return failed_; }
-  bool ready() const { return !failed_ && greeted_; }  // out: the other end has answered
-  bool shared() const { return socket_->shared(); }
-  const LaneCounters& counters() const { return counters_; }
-  std::optional<TcpInfo> tcp_info() const;
+  bool ready() const override { return !failed_ && greeted_; }
+  bool shared() const override { return socket_->shared(); }
+  const LaneCounters& counters() const override { return counters_; }
+  std::optional<TcpInfo> tcp_info() const override;
   void on_events(uint32_t epoll_events) override;
-
-  // Chunks that a lane that failed may not have delivered, oldest first. Those up to
-  // kRetainedBytes that had left whole come with their bytes.
-  struct Unsettled {
-    ChunkHeader header;
-    uint64_t token = 0;
-    bool retained = false;
-    std::vector<std::byte> payload;
-  };
-  std::vector<Unsettled> take_unsettled();
+  std::vector<Unsettled> take_unsettled() override;
+  // Keeps no copies: every chunk is settled by its receipt, and stays where it lies until then.
+  void keep_no_copies() { keeps_copies_ = false; }
 
  private:
   bool push_out();
@@ -260,6 +278,7 @@ class Lane final : public Reactor::Handler {
   uint32_t interest_ = 0;
   bool failed_ = false;
   bool greeted_ = false;
+  bool keeps_copies_ = true;
   LaneCounters counters_;
 
   bool sending_ = false;
@@ -291,6 +310,35 @@ class Lane final : public Reactor::Handler {
   size_t in_part_ = 0;
   Nanos in_first_;
 };
+
+// ---- lanes that others serve -------------------------------------------------------------
+
+// Threads, or auxiliary processes that share memory with this one, that serve connections: they
+// make the system calls and the checksums, and the thread that drives the engine only hands over
+// chunks and takes them. docs/design/0003-lane-workers.md tells how.
+class LaneWorkers {
+ public:
+  enum class Kind : uint8_t { thread, process };
+  struct Options {
+    Kind kind = Kind::thread;
+    uint32_t count = 1;
+    uint32_t lanes = 1;        // that each serves at most, each way
+    uint32_t chunk_bytes = 0;  // the largest
+    std::string program;       // process: the weft program; empty: found by itself
+  };
+  static Result<std::unique_ptr<LaneWorkers>> start(const Options& options, Reactor& reactor,
+                                                    ChunkHandler& handler, const Clock& clock,
+                                                    Lane::OnError on_error);
+  virtual ~LaneWorkers() = default;
+  // Hands a connection over to the worker of lane `number`. `index` names it to the handler.
+  virtual std::unique_ptr<LanePort> serve(Lane::Role role, std::unique_ptr<Socket> socket,
+                                          uint16_t number, uint32_t index,
+                                          uint32_t unsent_limit) = 0;
+  // Processor time that the workers have used.
+  virtual Nanos processor_time() const = 0;
+};
+// What an auxiliary process does, from its start to its end; the numbers are its descriptors.
+int run_lane_worker(int memory, int channel, int bell_in, int bell_out);
 
 // ---- control channel ---------------------------------------------------------------------
 
@@ -544,7 +592,7 @@ Result<std::vector<trace::ProbeResult>> probe(Mesh& mesh, const ProbeOptions& op
 // that runs until it waits in Reactor::run_once(), the only place where anybody waits. Time is
 // virtual and goes on to the next thing that happens. Connections keep their bytes in order, cut
 // anywhere and delayed by chance, so different connections overtake each other. The same seed and
-// faults give the same course of events.
+// faults give the same course of events. Ranks share no memory here.
 
 namespace sim {
 
@@ -587,7 +635,6 @@ struct Options {
   std::vector<Fault> faults;
   Nanos time_max = Nanos::from_seconds(300);  // virtual
   uint64_t steps_max = 5'000'000;
-  std::string machine;  // what Network::machine() says
   bool keep_lines = false;
 };
 
@@ -609,8 +656,10 @@ class World {
   // Runs one function a rank until all have returned. A rank that died goes on without a network,
   // and with a clock that runs away, until it notices.
   Outcome run(std::vector<std::function<void()>> ranks);
-  bool died(Rank rank) const;
-  uint64_t connections() const;  // begun so far
+  // When it did, by its own clock.
+  std::optional<Nanos> died(Rank rank) const;
+  // Who called and who was called, if there was such a connection.
+  std::optional<std::pair<Rank, Rank>> ends_of(uint64_t connection) const;
   // A number for all that happened, and the last of it in words if they were kept.
   uint64_t course() const;
   std::string lines() const;

@@ -161,6 +161,7 @@ bool Lane::push_out() {
       want_write_ = false;
       return false;
     }
+    out_.header.wants_receipt = !keeps_copies_;
     out_.header.checksum = socket_->shared() ? 0 : checksum(out_.payload);
     encode(out_.header, out_header_);
     out_parts_.clear();
@@ -192,7 +193,7 @@ bool Lane::push_out() {
 void Lane::chunk_left(Nanos now) {
   sending_ = false;
   ++counters_.chunks_sent;
-  bool retained = out_.header.length <= kRetainedBytes;
+  bool retained = keeps_copies_ && out_.header.length <= kRetainedBytes;
   bool needs_receipt = role_ == Role::out && !socket_->shared();
   if (needs_receipt) {
     Unsettled unsettled{out_.header, out_.token, retained, {}};
@@ -326,7 +327,7 @@ bool Lane::end_payload(const std::byte* in_place, Nanos now) {
   }
   ++counters_.chunks_received;
   unreceipted_bytes_ += in_header_.length;
-  if (in_header_.length > kRetainedBytes) receipt_urgent_ = true;
+  if (in_header_.length > kRetainedBytes || in_header_.wants_receipt) receipt_urgent_ = true;
   if (auto taken = handler_.arrived(index_, in_header_, in_place, {in_first_, now}); !taken) {
     fail(std::move(taken).error());
     return false;

@@ -17,6 +17,7 @@ static_assert(std::endian::native == std::endian::little, "the wire format is li
 
 constexpr uint32_t kChunkMagic = 0x6b434877;  // "wHCk"
 constexpr uint8_t kChunkVersion = 2;
+constexpr uint8_t kWantsReceipt = 0x80;  // in `op`
 
 // As it stands on the wire.
 struct WireChunk {
@@ -58,7 +59,7 @@ void encode(const ChunkHeader& header, std::span<std::byte, kChunkHeaderBytes> o
   wire.length = header.length;
   wire.root = header.root;
   wire.type = header.type;
-  wire.op = header.op;
+  wire.op = static_cast<uint8_t>(header.op | (header.wants_receipt ? kWantsReceipt : 0));
   wire.group = header.group;
   wire.message = header.message;
   wire.checksum = header.checksum;
@@ -89,7 +90,8 @@ Result<ChunkHeader> decode(std::span<const std::byte, kChunkHeaderBytes> bytes) 
   header.length = wire.length;
   header.root = wire.root;
   header.type = wire.type;
-  header.op = wire.op;
+  header.op = wire.op & static_cast<uint8_t>(~kWantsReceipt);
+  header.wants_receipt = (wire.op & kWantsReceipt) != 0;
   header.group = wire.group;
   header.message = wire.message;
   header.checksum = wire.checksum;
