@@ -104,5 +104,6 @@ void add_replay(CLI::App& app, Context& context);
 void add_report(CLI::App& app, Context& context);
 void add_run(CLI::App& app, Context& context);
 void add_show(CLI::App& app, Context& context);
+void add_status(CLI::App& app, Context& context);
 
 }  // namespace weft::cli
