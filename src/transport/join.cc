@@ -14,6 +14,7 @@ namespace weft::transport {
 namespace {
 
 constexpr Nanos kTurn = Nanos::from_millis(5);
+constexpr Nanos kGrace = Nanos::from_seconds(2);
 constexpr uint16_t kProbeFlows = 16;
 constexpr size_t kEarlyLanes = 4096;
 constexpr size_t kMaxWords = 1024;  // of a rank about where it listens
@@ -95,13 +96,13 @@ class Joiner {
     return out;
   }
 
-  // One turn of the loop; false when the deadline has passed.
-  bool turn() {
+  // One turn of the loop; false when the deadline, and `grace`, have passed.
+  bool turn(Nanos grace = {0}) {
     mesh_.reactor->run_once(kTurn);
     Nanos now = network_.clock().now();
     if (mesh_.acceptor) mesh_.acceptor->tick(now);
     for (auto& dial : dials_) dial->tick(now);
-    return now < deadline_;
+    return now < deadline_ + grace;
   }
 
   Error late(const std::string& what) const {
@@ -338,7 +339,8 @@ class Joiner {
       if (root.failure())
         return error(Code::peer_lost, "rank 0 left while the group was forming: %s",
                      root.failure()->message().c_str());
-      if (!turn()) return late(waiting_for);
+      // Rank 0 has the same deadline, and can say who is missing.
+      if (!turn(kGrace)) return late(waiting_for);
     }
   }
 
@@ -454,14 +456,20 @@ class Joiner {
     Packer reason;
     reason.number(static_cast<uint8_t>(failure.code())).number(trace::kNone);
     reason.string(failure.message());
-    for (auto& channel : mesh_.control)
-      if (channel) channel->send(Control::abort, reason);
-    // They close when they have read it; closing first could take the words back.
+    std::vector<bool> told(mesh_.control.size(), false);
+    // They close when they have read it; closing first could take the words back. Some are still
+    // on their way here.
     Nanos until = network_.clock().now() + Nanos::from_seconds(1);
     for (bool open = true; open && network_.clock().now() < until;) {
-      mesh_.reactor->run_once(kTurn);
       open = false;
-      for (auto& channel : mesh_.control) open = open || (channel && !channel->failure());
+      for (size_t r = 0; r < told.size(); ++r) {
+        ControlChannel* channel = mesh_.control[r].get();
+        if (channel != nullptr && !told[r]) channel->send(Control::abort, reason);
+        told[r] = channel != nullptr;
+        bool absent = channel == nullptr && r != mesh_.rank.index;
+        open = open || absent || (channel != nullptr && !channel->failure());
+      }
+      mesh_.reactor->run_once(kTurn);
     }
   }
 

@@ -325,7 +325,8 @@ TEST(SharedLane, positions_that_cannot_be_do_no_harm) {
         lane.out->send_all();
         lane.world->run_once(Nanos{0});
       }
-      EXPECT_TRUE(lane.in->handler.arrived_.empty() || mad == ~uint64_t{0}) << "one byte is possible";
+      EXPECT_TRUE(lane.in->handler.arrived_.empty() || mad == ~uint64_t{0})
+          << "one byte is possible";
       lane.in.reset();
       ASSERT_TRUE(turn_until(*lane.world, [&] { return lane.out->error.has_value(); }));
     }
