@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "weft/base.h"
+#include "weft/launch.h"
 
 namespace weft::bench {
 
@@ -90,6 +91,35 @@ double bus_factor(const std::string& collective, uint32_t ranks);
 
 // The other side: one rank of an engine that is part of this program. Returns its exit code.
 int worker(const std::string& engine);
+
+// ---- lanes -------------------------------------------------------------------------------
+
+struct LanesOptions {
+  uint32_t max = 16;      // tries 1, 2, 4, ... up to this
+  Bytes bytes = mib(64);  // of an all-reduce; less where that would take long
+  uint32_t repeats = 5;
+};
+
+struct LanesRow {
+  uint32_t lanes = 0;
+  double time_us = 0, time_us_low = 0, time_us_high = 0;
+  double algbw = 0, busbw = 0;
+};
+
+struct LanesResult {
+  uint32_t ranks = 0;
+  uint64_t bytes = 0;
+  std::vector<LanesRow> rows;
+  uint32_t best = 0;                    // the fewest lanes that are as fast as the fastest
+  std::optional<uint32_t> losing_from;  // from so many on, more lanes are slower than the best
+  double loss_percent = 0;              // of the best rate, with that many
+  uint32_t cores = 0;
+  double steal_percent = 0;
+};
+
+// One rank of a job that finds the best count of lanes on the network between its hosts. All ranks
+// call it, and get the same figures.
+Result<LanesResult> measure_lanes(const launch::Membership& member, const LanesOptions& options);
 
 // ---- replay ------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@
 #include "engines.h"
 #include "machine.h"
 #include "weft/bench.h"
+#include "weft/plan.h"
 
 namespace weft::bench {
 namespace {
@@ -101,6 +102,8 @@ class Harness {
   Result<CollectiveResult> run() {
     const Nanos begin = monotonic_clock().now();
     const auto cpu_from = stolen_time();
+    WEFT_ASSIGN(plan::Plan plan, plan::preset("default"));
+    lanes_ = options_.lanes > 0 ? options_.lanes : plan.lanes;
     WEFT_ASSIGN(Folder folder, Folder::make());
     start_all(folder.path());
     for (uint64_t bytes = options_.from.count;; bytes *= options_.factor) {
@@ -117,7 +120,8 @@ class Harness {
 
  private:
   void start_all(const std::string& folder) {
-    result_.engines.reserve(options_.peers.size() + 2);  // runners point into it
+    result_.engines.reserve(options_.peers.size() + 3);  // runners point into it
+    enter("weft", Result<Entrant>(weft(options_, folder)), folder);
     enter("wire", Result<Entrant>(wire(options_, folder)), folder);
     for (const std::string& name : options_.peers) {
       say_("setting up " + name);
@@ -216,6 +220,10 @@ class Harness {
     row.busbw = row.algbw * bus_factor(options_.collective, options_.ranks);
     if (options_.check && runner.entrant.name != "wire") row.wrong = best->wrong;
     row.iterations = best->iterations;
+    if (row.engine == "weft") {
+      row.lanes = lanes_;
+      row.algorithm = options_.algorithm.empty() ? "auto" : options_.algorithm;
+    }
     result_.rows.push_back(std::move(row));
   }
 
@@ -224,6 +232,7 @@ class Harness {
   CollectiveResult result_;
   std::vector<std::unique_ptr<Runner>> runners_;
   uint64_t bytes_ = 0, count_ = 0;
+  uint32_t lanes_ = 0;  // of weft
 };
 
 }  // namespace

@@ -151,6 +151,18 @@ Result<Entrant> peer(const std::string& name, const CollectiveOptions& options,
   return which == "mpich" ? mpich(options, folder) : openmpi(options, folder);
 }
 
+Entrant weft(const CollectiveOptions& options, const std::string& folder) {
+  const std::string engine = text("weft-%s", name_of(options.transport));
+  Entrant out{"weft", options.transport, "", {}};
+  out.how = options.algorithm.empty() ? "its own choice of algorithm" : options.algorithm;
+  out.start =
+      one_process_a_rank({self_path(), "bench", "worker", engine}, options, folder + "/weft.store",
+                         {std::string(kSecretVariable) + "=" + launch::new_secret(),
+                          text("%s=%u", kLanesVariable, options.lanes),
+                          std::string(kAlgorithmVariable) + "=" + options.algorithm});
+  return out;
+}
+
 Entrant wire(const CollectiveOptions& options, const std::string& folder) {
   const std::string engine = text("wire-%s", name_of(options.transport));
   Entrant out{

@@ -18,6 +18,8 @@ struct Entrant {
 // Sets a peer up if it is missing. Fails with why it cannot be had.
 Result<Entrant> peer(const std::string& name, const CollectiveOptions& options,
                      const std::string& folder);
+// This program: weft itself, and the bytes alone.
+Entrant weft(const CollectiveOptions& options, const std::string& folder);
 Entrant wire(const CollectiveOptions& options, const std::string& folder);
 
 }  // namespace weft::bench

@@ -26,6 +26,10 @@ inline constexpr const char* kControlVariable = "WEFT_BENCH_CONTROL";
 inline constexpr const char* kRankVariable = "WEFT_BENCH_RANK";
 inline constexpr const char* kSizeVariable = "WEFT_BENCH_SIZE";
 inline constexpr const char* kStoreVariable = "WEFT_BENCH_STORE";  // path of files to meet by
+// Of weft itself.
+inline constexpr const char* kSecretVariable = "WEFT_BENCH_SECRET";
+inline constexpr const char* kLanesVariable = "WEFT_BENCH_LANES";
+inline constexpr const char* kAlgorithmVariable = "WEFT_BENCH_ALGORITHM";
 
 struct Request {
   std::string collective = "allreduce";

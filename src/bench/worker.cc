@@ -19,14 +19,24 @@ Result<uint32_t> number(const char* name) {
   return static_cast<uint32_t>(n);
 }
 
+std::string variable(const char* name) {
+  const char* value = getenv(name);
+  return value == nullptr ? "" : value;
+}
+
 Result<std::unique_ptr<Engine>> make(const std::string& name) {
   Place place;
   WEFT_ASSIGN(place.rank, number(kRankVariable));
   WEFT_ASSIGN(place.ranks, number(kSizeVariable));
   if (place.rank >= place.ranks)
     return error(Code::invalid_argument, "rank %u of %u", place.rank, place.ranks);
-  const char* store = getenv(kStoreVariable);
-  place.store = store == nullptr ? "" : store;
+  place.store = variable(kStoreVariable);
+  if (name == "weft-tcp" || name == "weft-shm") {
+    WEFT_ASSIGN(place.lanes, number(kLanesVariable));
+    place.secret = variable(kSecretVariable);
+    place.algorithm = variable(kAlgorithmVariable);
+    return make_weft(place, name == "weft-shm");
+  }
   if (name == "wire-tcp" || name == "wire-shm") return make_wire(place, name == "wire-shm");
   return error(Code::invalid_argument, "there is no engine \"%s\" in this program", name.c_str());
 }

@@ -20,8 +20,12 @@ class Engine {
 struct Place {
   uint32_t rank = 0, ranks = 1;
   std::string store;
+  std::string secret;     // of weft's group
+  uint32_t lanes = 0;     // of weft; 0: what its default plan says
+  std::string algorithm;  // of weft; empty: its own choice
 };
 
+Result<std::unique_ptr<Engine>> make_weft(const Place& place, bool shm);
 Result<std::unique_ptr<Engine>> make_wire(const Place& place, bool shm);
 
 }  // namespace weft::bench

@@ -8,6 +8,7 @@
 #include "table.h"
 #include "verb.h"
 #include "weft/bench.h"
+#include "weft/launch.h"
 
 namespace weft::cli {
 
@@ -195,6 +196,99 @@ void add_collective(CLI::App& group, Context& context, const std::string& name) 
   on_call(*verb, context, [options] { return collective(*options); });
 }
 
+struct LanesOptions {
+  bench::LanesOptions bench;
+  uint32_t ranks = 0;  // 0: not said
+  bool json = false;
+};
+
+void print_lanes(const bench::LanesResult& result) {
+  Table table({{"lanes", Align::right},
+               {"time(us)", Align::right},
+               {"low", Align::right},
+               {"high", Align::right},
+               {"algbw(GB/s)", Align::right},
+               {"busbw(GB/s)", Align::right}});
+  for (const bench::LanesRow& row : result.rows)
+    table.add({std::to_string(row.lanes), text("%.1f", row.time_us), text("%.1f", row.time_us_low),
+               text("%.1f", row.time_us_high), text("%.3f", row.algbw), text("%.3f", row.busbw)});
+  print(text("# all-reduce of %s, %u ranks; %u cores here, %.1f %% stolen\n",
+             format_bytes({result.bytes}).c_str(), result.ranks, result.cores,
+             result.steal_percent));
+  print(table.text());
+  print(text("best: %u lane%s", result.best, result.best == 1 ? "" : "s"));
+  print(result.losing_from ? text("; from %u lanes on more lanes lose, %.0f %% there\n",
+                                  *result.losing_from, result.loss_percent)
+                           : std::string("; more lanes do not lose here\n"));
+}
+
+Json lanes_json(const bench::LanesResult& result) {
+  Json rows = Json::array();
+  for (const bench::LanesRow& row : result.rows)
+    rows.push_back({{"lanes", row.lanes},
+                    {"time_us", row.time_us},
+                    {"time_us_low", row.time_us_low},
+                    {"time_us_high", row.time_us_high},
+                    {"algbw", row.algbw},
+                    {"busbw", row.busbw}});
+  return {{"ranks", result.ranks},
+          {"bytes", result.bytes},
+          {"rows", std::move(rows)},
+          {"best", result.best},
+          {"losing_from", result.losing_from ? Json(*result.losing_from) : Json()},
+          {"loss_percent", result.loss_percent},
+          {"cores", result.cores},
+          {"steal_percent", result.steal_percent}};
+}
+
+// Inside a job it is one rank; outside it starts such a job on this machine.
+Outcome lanes(const LanesOptions& options) {
+  if (launch::launcher_of_environment()) {
+    if (options.ranks != 0)
+      return Outcome::bad_call("inside a job the number of ranks is the job's: leave -n out");
+    WEFT_ASSIGN(const launch::Membership member, launch::membership_from_environment());
+    WEFT_ASSIGN(bench::LanesResult result, bench::measure_lanes(member, options.bench));
+    if (member.rank != 0) return {};
+    if (options.json)
+      print_json(lanes_json(result));
+    else
+      print_lanes(result);
+    return {};
+  }
+  std::vector<std::string> command = {self_path(),
+                                      "bench",
+                                      "lanes",
+                                      "--max",
+                                      std::to_string(options.bench.max),
+                                      "--repeats",
+                                      std::to_string(options.bench.repeats)};
+  if (options.json) command.emplace_back("--json");
+  WEFT_ASSIGN(const auto processes,
+              launch::local_job(options.ranks == 0 ? 4 : options.ranks, command));
+  launch::Options how;
+  how.prefix_output = false;
+  WEFT_ASSIGN(const launch::Report report, launch::run(processes, how));
+  return report.ok() ? Outcome() : Outcome::run_failed(report.reason);
+}
+
+void add_lanes(CLI::App& group, Context& context) {
+  auto options = std::make_shared<LanesOptions>();
+  CLI::App* verb = add_verb(group, "lanes", "Finds how many lanes are fastest on this network.",
+                            "weft bench lanes -n 4\n"
+                            "weft run -H a:1,b:1 -- weft bench lanes");
+  verb->add_option("-n,--ranks", options->ranks,
+                   "How many ranks to start on this machine; 4 if not given. Not inside a job")
+      ->check(CLI::Range(2u, 64u).description(""));
+  verb->add_option("--max", options->bench.max, "Most lanes to try")
+      ->check(CLI::Range(1u, 64u).description(""))
+      ->capture_default_str();
+  verb->add_option("--repeats", options->bench.repeats, "Of each count")
+      ->check(CLI::Range(1u, 1000u).description(""))
+      ->capture_default_str();
+  verb->add_flag("--json", options->json, "Print one JSON object");
+  on_call(*verb, context, [options] { return lanes(*options); });
+}
+
 }  // namespace
 
 void add_bench(CLI::App& app, Context& context) {
@@ -202,6 +296,7 @@ void add_bench(CLI::App& app, Context& context) {
                               "weft bench allreduce -n 4 --peers gloo,openmpi\n"
                               "weft bench replay");
   for (const std::string& name : bench::collectives()) add_collective(*group, context, name);
+  add_lanes(*group, context);
 
   auto options = std::make_shared<ReplayOptions>();
   CLI::App* verb = add_verb(*group, "replay", "Times the replay of a large job made in memory.",
