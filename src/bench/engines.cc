@@ -1,14 +1,10 @@
 #include "engines.h"
 
-#include <arpa/inet.h>
-#include <netinet/in.h>
-#include <sys/socket.h>
-#include <sys/wait.h>
-
 #include <algorithm>
 #include <cstdlib>
 #include <thread>
 
+#include "machine.h"
 #include "weft/lab.h"
 
 namespace weft::bench {
@@ -101,18 +97,6 @@ Result<Entrant> gloo(const CollectiveOptions& options, const std::string& folder
   out.start = one_process_a_rank({python, script, "gloo"}, options, folder + "/gloo.store",
                                  {"GLOO_SOCKET_IFNAME=lo"});
   return out;
-}
-
-Result<uint16_t> free_port() {
-  Fd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  sockaddr_in address = {};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t length = sizeof address;
-  auto* plain = reinterpret_cast<sockaddr*>(&address);
-  if (!fd || ::bind(fd.get(), plain, length) != 0 || ::getsockname(fd.get(), plain, &length) != 0)
-    return io_error(errno, "finding a free port");
-  return ntohs(address.sin_port);
 }
 
 Result<Entrant> horovod(const CollectiveOptions& options, const std::string& folder,

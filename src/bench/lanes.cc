@@ -24,14 +24,19 @@ class Sweep {
     const auto cpu_from = stolen_time();
     LanesResult result;
     result.ranks = member_.size;
-    WEFT_ASSIGN(result.bytes, affordable());
-    for (uint32_t lanes = 1; lanes <= options_.max; lanes *= 2)
+    WEFT_ASSIGN(meeting_, join(member_.rendezvous, 1));
+    for (uint32_t lanes = 1; lanes <= options_.max; lanes *= 2) {
+      WEFT_ASSIGN(std::string rendezvous, another_rendezvous());
+      WEFT_ASSIGN(auto group, join(rendezvous, lanes));
+      groups_.push_back(std::move(group));
       result.rows.push_back({lanes, {}, {}, {}, {}, {}});
-    std::vector<std::vector<double>> times(result.rows.size());
+    }
+    WEFT_ASSIGN(result.bytes, affordable());
+    std::vector<std::vector<double>> times(groups_.size());
     for (uint32_t repeat = 0; repeat < options_.repeats; ++repeat)
-      for (size_t i = 0; i < result.rows.size(); ++i) {
-        const size_t at = (i + repeat) % result.rows.size();
-        WEFT_ASSIGN(double seconds, time_of(result.rows[at].lanes, result.bytes, kOperations));
+      for (size_t i = 0; i < groups_.size(); ++i) {
+        const size_t at = (i + repeat) % groups_.size();
+        WEFT_ASSIGN(double seconds, time_of(*groups_[at], result.bytes, kOperations));
         times[at].push_back(seconds * 1e6);
       }
     for (size_t i = 0; i < times.size(); ++i) {
@@ -45,45 +50,67 @@ class Sweep {
     judge(result);
     result.cores = std::max(1u, std::thread::hardware_concurrency());
     result.steal_percent = steal_percent(cpu_from, stolen_time());
+    for (auto& group : groups_) WEFT_TRY(group->leave());
+    WEFT_TRY(meeting_->leave());
     return result;
   }
 
  private:
-  // Seconds of one all-reduce, those of the slowest rank; the same answer on all ranks.
-  Result<double> time_of(uint32_t lanes, uint64_t bytes, uint32_t operations) {
+  using Group = runtime::Group;
+
+  Result<std::unique_ptr<Group>> join(const std::string& rendezvous, uint32_t lanes) {
     runtime::Options options;
     WEFT_ASSIGN(options.plan, plan::preset("default"));
     options.plan.lanes = lanes;
     options.rank = {member_.rank};
     options.ranks = member_.size;
-    options.rendezvous = member_.rendezvous;
+    options.rendezvous = rendezvous;
     options.interface = member_.interface;
     options.secret = member_.secret;
     if (!member_.host.empty()) options.host = member_.host;
     options.probe = false;
     options.shared_memory = false;  // lanes are what goes between hosts
-    auto recorder = capture::Recorder::off();
-    WEFT_ASSIGN(auto group, runtime::Group::join(options, *recorder));
+    return Group::join(options, *recorder_);
+  }
+
+  // The same number on all ranks: the largest that any has.
+  static Result<double> largest(Group& group, double number) {
+    runtime::Call call;
+    call.output = &number;
+    call.count = 1;
+    call.type = runtime::Type::float64;
+    call.op = runtime::Op::max;
+    WEFT_TRY(group.run(call));
+    return number;
+  }
+
+  // Where one more group of the same ranks can meet: beside the first one.
+  Result<std::string> another_rendezvous() {
+    if (member_.rendezvous.rfind("file:", 0) == 0)
+      return text("%s.%zu", member_.rendezvous.c_str(), groups_.size());
+    double port = 0;
+    if (member_.rank == 0) {
+      WEFT_ASSIGN(port, free_port());
+    }
+    WEFT_ASSIGN(port, largest(*meeting_, port));
+    const std::string address = member_.rendezvous.substr(0, member_.rendezvous.rfind(':'));
+    return text("%s:%.0f", address.c_str(), port);
+  }
+
+  // Seconds of one all-reduce, those of the slowest rank; the same answer on all ranks.
+  Result<double> time_of(Group& group, uint64_t bytes, uint32_t operations) {
     data_.resize(bytes / sizeof(float));
-    WEFT_TRY(group->all_reduce(data_));
-    WEFT_TRY(group->barrier());
+    WEFT_TRY(group.all_reduce(data_));
+    WEFT_TRY(group.barrier());
     const Nanos begin = monotonic_clock().now();
-    for (uint32_t i = 0; i < operations; ++i) WEFT_TRY(group->all_reduce(data_));
-    double seconds = (monotonic_clock().now() - begin).seconds() / operations;
-    runtime::Call slowest;
-    slowest.output = &seconds;
-    slowest.count = 1;
-    slowest.type = runtime::Type::float64;
-    slowest.op = runtime::Op::max;
-    WEFT_TRY(group->run(slowest));
-    WEFT_TRY(group->leave());
-    return seconds;
+    for (uint32_t i = 0; i < operations; ++i) WEFT_TRY(group.all_reduce(data_));
+    return largest(group, (monotonic_clock().now() - begin).seconds() / operations);
   }
 
   // As much as was asked, or what one lane moves in the time that an operation may take.
   Result<uint64_t> affordable() {
     const uint64_t trial = std::min<uint64_t>(kTrialBytes, options_.bytes.count);
-    WEFT_ASSIGN(double seconds, time_of(1, trial, 1));
+    WEFT_ASSIGN(double seconds, time_of(*groups_.front(), trial, 1));
     const double share =
         std::min(1.0, kOperationSeconds / std::max(seconds, 1e-9) * static_cast<double>(trial) /
                           static_cast<double>(options_.bytes.count));
@@ -110,6 +137,9 @@ class Sweep {
 
   const launch::Membership& member_;
   const LanesOptions& options_;
+  std::unique_ptr<capture::Recorder> recorder_ = capture::Recorder::off();
+  std::unique_ptr<Group> meeting_;
+  std::vector<std::unique_ptr<Group>> groups_;  // one for each count
   std::vector<float> data_;
 };
 

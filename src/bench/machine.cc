@@ -1,13 +1,15 @@
 #include "machine.h"
 
+#include <arpa/inet.h>
+#include <errno.h>
 #include <inttypes.h>
+#include <netinet/in.h>
 #include <stdio.h>
+#include <sys/socket.h>
 
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
-
-#include "weft/base.h"
 
 namespace weft::bench {
 
@@ -28,6 +30,18 @@ double steal_percent(StolenTime from, StolenTime to) {
   if (to.total <= from.total || to.stolen < from.stolen) return 0;
   return 100.0 * static_cast<double>(to.stolen - from.stolen) /
          static_cast<double>(to.total - from.total);
+}
+
+Result<uint16_t> free_port() {
+  Fd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in address = {};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_ANY);
+  socklen_t length = sizeof address;
+  auto* plain = reinterpret_cast<sockaddr*>(&address);
+  if (!fd || ::bind(fd.get(), plain, length) != 0 || ::getsockname(fd.get(), plain, &length) != 0)
+    return io_error(errno, "finding a free port");
+  return ntohs(address.sin_port);
 }
 
 std::optional<double> iperf3_gb_per_s() {

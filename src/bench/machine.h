@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <optional>
 
+#include "weft/base.h"
+
 namespace weft::bench {
 
 struct StolenTime {
@@ -11,6 +13,9 @@ struct StolenTime {
 };
 StolenTime stolen_time();
 double steal_percent(StolenTime from, StolenTime to);
+
+// A TCP port that nobody uses now.
+Result<uint16_t> free_port();
 
 // What one connection each way carries on loopback at once, each way's rate; absent without iperf3.
 std::optional<double> iperf3_gb_per_s();
