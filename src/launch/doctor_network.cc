@@ -46,7 +46,7 @@ void check_interfaces(Checks& checks, const std::vector<InterfaceAddress>& all,
   }
   std::string found;
   for (const auto& [name, addresses] : by_name) {
-    found += (found.empty() ? "" : "; ") + name + addresses;
+    found += text("%s%s%s", found.empty() ? "" : "; ", name.c_str(), addresses.c_str());
   }
   if (by_name.empty()) {
     checks.note("interfaces", "only loopback: ranks can meet on this host alone",

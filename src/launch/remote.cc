@@ -78,7 +78,8 @@ std::string encode(const RemoteStart& start) {
   put(items, 'r', std::to_string(start.rank));
   put(items, 'd', start.folder);
   put(items, 'g', std::to_string(start.grace.count));
-  for (const auto& [name, value] : start.environment) put(items, 'e', name + "=" + value);
+  for (const auto& [name, value] : start.environment)
+    put(items, 'e', text("%s=%s", name.c_str(), value.c_str()));
   for (const std::string& word : start.argv) put(items, 'a', word);
   return std::string(kGreeting) + std::to_string(items.size()) + "\n" + items;
 }
