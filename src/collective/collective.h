@@ -86,6 +86,7 @@ struct Flight {
   schedule::Collective collective = schedule::Collective::all_reduce;
   uint64_t bytes_done = 0;  // received
   uint64_t bytes_total = 0;
+  uint64_t chunks_done = 0;
   Nanos since;
   std::optional<uint32_t> waits_for;  // a rank from which something is still to come
   std::string signature;
@@ -154,14 +155,21 @@ class Engine final : private transport::ChunkHandler {
     Nanos since;
     uint64_t bytes_done = 0;
     uint64_t bytes_total = 0;
+    uint64_t chunks_done = 0;
     std::vector<std::byte> temporary;
     Buffer temporary_buffer;
     std::vector<std::byte> input_copy;  // of one that may not be in place, and is
     std::vector<float> wide;
     std::unordered_map<uint32_t, std::vector<std::byte>> held;  // by receive: not yet its turn
   };
+  // Where a chunk came from, or went; it may outlive the lane.
+  struct Line {
+    uint32_t peer = 0;
+    uint16_t number = 0;
+    trace::TrackId track = 0;
+  };
   struct Early {
-    uint32_t lane;
+    Line line;
     transport::ChunkHeader header;
     std::vector<std::byte> payload;
     transport::Moment when;
@@ -179,6 +187,7 @@ class Engine final : private transport::ChunkHandler {
     bool outgoing = true;
     bool broken = false;
     trace::TrackId track = 0;
+    Line line() const { return {peer, number, track}; }
     Landing landing{Landing::Where::nowhere, 0, 0};
     std::vector<std::byte> scratch;
     std::unique_ptr<Early> early;
@@ -186,6 +195,7 @@ class Engine final : private transport::ChunkHandler {
   struct Resend {
     transport::ChunkHeader header;
     std::vector<std::byte> payload;
+    std::optional<uint32_t> send = {};  // of its operation, which waits for it
   };
   struct Peer {
     bool wanted = false;
@@ -223,10 +233,12 @@ class Engine final : private transport::ChunkHandler {
   void apply(Running& running, uint32_t receive, const std::byte* data);
   Result<void> absorb_early(Running& running, const Early& early);
   void offer(Running& running, uint32_t send);
+  static std::vector<std::byte> copy_of(const Running& running, uint32_t send);
   void finish_if_done(Running& running);
-  void record_chunk(trace::Shape shape, const Slot& slot, const transport::ChunkHeader& header,
+  void record_chunk(trace::Shape shape, const Line& line, const transport::ChunkHeader& header,
                     transport::Moment when);
   bool lands_elsewhere(uint32_t lane, Key key, uint32_t receive) const;
+  void give_up_landings(Key key, uint32_t receive);
 
   // peers.cc: lanes
   Result<void> start_workers();

@@ -114,7 +114,8 @@ void Engine::start(Operation operation) {
   schedule::Steps steps(programs_.get(operation.shape));
   auto [place, inserted] = running_.emplace(
       key,
-      Running{std::move(operation), std::move(steps), recorder_.now(), 0, 0, {}, {}, {}, {}, {}});
+      Running{
+          std::move(operation), std::move(steps), recorder_.now(), 0, 0, 0, {}, {}, {}, {}, {}});
   Running& running = place->second;
   const schedule::Program& program = running.steps.program();
   for (const Receive& receive : program.receives()) running.bytes_total += receive.elements * size;
@@ -134,7 +135,7 @@ void Engine::start(Operation operation) {
     early_.erase(waiting);
     for (const Early& chunk : chunks)
       if (auto taken = absorb_early(running, chunk); !taken) {
-        on_lost_({slots_[chunk.lane].peer}, std::move(taken).error());
+        on_lost_({chunk.line.peer}, std::move(taken).error());
         return;
       }
   }
@@ -150,6 +151,17 @@ void Engine::offer(Running& running, uint32_t send) {
   open_lanes(rank);
   peers_[rank].dispatch.push(
       {running.operation.priority, key_of(running.operation), send, what.id});
+}
+
+std::vector<std::byte> Engine::copy_of(const Running& running, uint32_t send) {
+  const Send& what = running.steps.program().sends()[send];
+  size_t size = reduce::size_of(running.operation.type);
+  std::vector<std::byte> out;
+  out.reserve(what.elements * size);
+  space_of(running, what.space)
+      .slice(what.first * size, what.elements * size,
+             [&](std::span<std::byte> part) { out.insert(out.end(), part.begin(), part.end()); });
+  return out;
 }
 
 // ---- sending -----------------------------------------------------------------------------
@@ -197,13 +209,14 @@ bool Engine::take(uint32_t lane, OutgoingChunk& out) {
 
 void Engine::sent(uint32_t lane, const ChunkHeader& header, uint64_t, Moment when) {
   last_change_ = mesh_.network->clock().now();
-  record_chunk(trace::Shape::send, slots_[lane], header, when);
+  record_chunk(trace::Shape::send, slots_[lane].line(), header, when);
 }
 
 void Engine::settled(uint32_t lane, const ChunkHeader& header, uint64_t token) {
   if ((token & kResent) != 0) {
-    resends_.erase(token);
-    return;
+    auto again = resends_.extract(token);
+    if (again.empty() || !again.mapped().send) return;
+    token = *again.mapped().send;
   }
   auto found = running_.find(chunk_key(header, slots_[lane].peer, true));
   if (found == running_.end()) return;
@@ -277,6 +290,22 @@ bool Engine::lands_elsewhere(uint32_t lane, Key key, uint32_t receive) const {
   return false;
 }
 
+// The chunk is here. If the same one is on its way straight to its place over another lane, that
+// lane must not write there any more: the operation may end now, and its owner have the memory
+// back. Whoever sent the chunk again had given that lane up.
+void Engine::give_up_landings(Key key, uint32_t receive) {
+  for (uint32_t i = 0; i < slots_.size(); ++i) {
+    Slot& slot = slots_[i];
+    if (slot.landing.where != Landing::Where::destination || slot.landing.key != key ||
+        slot.landing.receive != receive)
+      continue;
+    slot.landing.where = Landing::Where::nowhere;
+    slot.lane->halt();
+    slot.broken = true;
+    broken_.push_back(i);
+  }
+}
+
 Result<transport::Landing> Engine::arriving(uint32_t lane, const ChunkHeader& header,
                                             bool in_place) {
   Slot& slot = slots_[lane];
@@ -337,7 +366,7 @@ Result<void> Engine::arrived(uint32_t lane, const ChunkHeader& header, const std
   auto found = running_.find(landing.key);
   if (landing.where == Landing::Where::early) {
     std::unique_ptr<Early> early = std::move(slot.early);
-    early->lane = lane;
+    early->line = slot.line();
     early->header = header;
     early->when = when;
     // Perhaps its operation was started while the payload was on its way.
@@ -347,7 +376,7 @@ Result<void> Engine::arrived(uint32_t lane, const ChunkHeader& header, const std
   }
   // Sent again over another lane, it may have been taken meanwhile, and its operation be over.
   if (found == running_.end() || !found->second.steps.is_due(landing.receive)) return {};
-  record_chunk(trace::Shape::receive, slot, header, when);
+  record_chunk(trace::Shape::receive, slot.line(), header, when);
   const std::byte* data = payload != nullptr ? payload : slot.scratch.data();
   take_in(found->second, landing.receive,
           landing.where == Landing::Where::destination ? nullptr : data);
@@ -356,10 +385,9 @@ Result<void> Engine::arrived(uint32_t lane, const ChunkHeader& header, const std
 
 Result<void> Engine::absorb_early(Running& running, const Early& early) {
   early_bytes_ -= early.payload.size();
-  Slot& slot = slots_[early.lane];
-  WEFT_ASSIGN(uint32_t receive, check(running, slot.peer, early.header));
+  WEFT_ASSIGN(uint32_t receive, check(running, early.line.peer, early.header));
   if (!running.steps.is_due(receive)) return {};
-  record_chunk(trace::Shape::receive, slot, early.header, early.when);
+  record_chunk(trace::Shape::receive, early.line, early.header, early.when);
   take_in(running, receive, early.payload.data());
   return {};
 }
@@ -369,6 +397,8 @@ void Engine::take_in(Running& running, uint32_t receive, const std::byte* data) 
   size_t size = reduce::size_of(running.operation.type);
   uint64_t bytes = running.steps.program().receives()[receive].elements * size;
   running.bytes_done += bytes;
+  ++running.chunks_done;
+  give_up_landings(key_of(running.operation), receive);
   if (!running.steps.take(receive)) {
     WEFT_CHECK(data != nullptr);
     running.held[receive].assign(data, data + bytes);
@@ -467,7 +497,7 @@ void Engine::finish_if_done(Running& running) {
   recorder_.record(event);
 }
 
-void Engine::record_chunk(trace::Shape shape, const Slot& slot, const ChunkHeader& header,
+void Engine::record_chunk(trace::Shape shape, const Line& line, const ChunkHeader& header,
                           Moment when) {
   if (!recorder_.on()) return;
   trace::Event event;
@@ -478,12 +508,12 @@ void Engine::record_chunk(trace::Shape shape, const Slot& slot, const ChunkHeade
   event.operation = header.operation;
   event.chunk = header.chunk;
   event.step = header.step;
-  event.track = slot.track;
-  event.lane = slot.number;
-  event.peer = static_cast<uint16_t>(slot.peer);
+  event.track = line.track;
+  event.lane = line.number;
+  event.peer = static_cast<uint16_t>(line.peer);
   event.shape = shape;
   event.kind = trace::Kind::chunk;
-  auto found = running_.find(chunk_key(header, slot.peer, shape == trace::Shape::send));
+  auto found = running_.find(chunk_key(header, line.peer, shape == trace::Shape::send));
   if (found != running_.end()) {
     event.iteration = found->second.operation.iteration;
     event.bucket = found->second.operation.bucket;
@@ -500,6 +530,7 @@ std::vector<Flight> Engine::flights() const {
     flight.group = running.operation.group;
     flight.number = running.operation.number;
     flight.collective = running.operation.shape.collective;
+    flight.chunks_done = running.chunks_done;
     flight.bytes_done = running.bytes_done;
     flight.bytes_total = running.bytes_total;
     flight.since = running.since;

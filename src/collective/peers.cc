@@ -132,6 +132,7 @@ void Engine::broke(uint32_t lane, Error error) {
     on_lost_({slot.peer}, std::move(error));
     return;
   }
+  if (slot.early) early_bytes_ -= slot.early->payload.size();
   slot.early.reset();
   slot.landing.where = Landing::Where::nowhere;
   if (!slot.outgoing) return;  // its sender opens another
@@ -148,9 +149,14 @@ void Engine::broke(uint32_t lane, Error error) {
         resends_.emplace(token, Resend{chunk.header, std::move(chunk.payload)});
         to.resend.push_back(token);
       } else {
-        Key key = chunk_key(chunk.header, slot.peer, true);
-        if (auto found = running_.find(key); found != running_.end())
-          offer(found->second, static_cast<uint32_t>(chunk.token));
+        // It may have arrived, and what followed from it be on its way to the same place: a copy
+        // does not change while it is sent.
+        auto found = running_.find(chunk_key(chunk.header, slot.peer, true));
+        if (found == running_.end()) continue;
+        uint64_t token = kResent | next_resend_++;
+        auto send = static_cast<uint32_t>(chunk.token);
+        resends_.emplace(token, Resend{chunk.header, copy_of(found->second, send), send});
+        to.resend.push_back(token);
       }
     }
   }
