@@ -371,5 +371,57 @@ TEST(Equations, AnIterationIsNoShorterThanEither) {
   EXPECT_EQ(iteration_floor_seconds(2.0, 1e9, 1, 1e9), 2.0);
 }
 
+Costs simple_costs() {
+  Costs costs;
+  costs.link_bytes_per_s = Fitted{1e9, 1e9, 1e9, 1};
+  costs.round_trip_idle_ns = Fitted{20'000, 20'000, 20'000, 1};
+  costs.reduce_ns_per_byte = Fitted{0.5, 0.5, 0.5, 1};
+  return costs;
+}
+
+// Steps of 10 us, 1 ns a byte sent, 0.5 ns a byte added.
+TEST(Equations, EveryAllReduceIsItsStepsItsBytesAndItsSums) {
+  const Costs costs = simple_costs();
+  const double n = 1e6;
+  auto us = [](std::optional<double> seconds) { return *seconds * 1e6; };
+  EXPECT_NEAR(us(halving_doubling_all_reduce_seconds(costs, n, {8})), 60 + 1750 + 437.5, 1e-6);
+  // Three of seven ranks hand everything over first, and get everything back.
+  EXPECT_NEAR(us(halving_doubling_all_reduce_seconds(costs, n, {7})),
+              40 + 1500 + 375 + 20 + 2000 + 500, 1e-6);
+  EXPECT_NEAR(us(doubling_all_reduce_seconds(costs, n, {8})), 30 + 3000 + 1500, 1e-6);
+  EXPECT_NEAR(us(tree_all_reduce_seconds(costs, n, {8})), 60 + 2000 + 500, 1e-6);
+  EXPECT_NEAR(us(direct_all_reduce_seconds(costs, n, {8})), 20 + 1750 + 437.5, 1e-6);
+}
+
+TEST(Equations, AHierarchyCopiesInsideHostsAndIsARingBetweenThem) {
+  Costs costs = simple_costs();
+  EXPECT_FALSE(hierarchical_all_reduce_seconds(costs, 1e6, {8, 1, 2}));
+  costs.copy_ns_per_byte = Fitted{0.1, 0.1, 0.1, 1};
+  const double inside = 0.75e6 * (4 * 0.1 + 0.5) * 1e-9;
+  EXPECT_NEAR(*hierarchical_all_reduce_seconds(costs, 1e6, {8, 1, 2}),
+              *ring_all_reduce_seconds(costs, 0.25e6, 2, 1) + inside, 1e-12);
+  EXPECT_FALSE(hierarchical_all_reduce_seconds(costs, 1e6, {8, 1, 8}));
+  EXPECT_FALSE(hierarchical_all_reduce_seconds(costs, 1e6, {8, 1, 3}));
+}
+
+TEST(Equations, NoAllReduceIsKnownWithoutARateAndOneRankNeedsNone) {
+  for (auto* seconds :
+       {&halving_doubling_all_reduce_seconds, &doubling_all_reduce_seconds,
+        &tree_all_reduce_seconds, &direct_all_reduce_seconds, &hierarchical_all_reduce_seconds}) {
+    EXPECT_FALSE(seconds({}, 1e6, {4, 1, 2}));
+    EXPECT_EQ(seconds({}, 1e6, {1}), 0.0);
+  }
+}
+
+TEST(Equations, PeersAreFlowsToo) {
+  Costs costs = simple_costs();
+  costs.reduce_ns_per_byte.reset();
+  costs.flow_bytes_per_s = Fitted{0.25e9, 0.25e9, 0.25e9, 1};
+  // Three peers carry three times as much as the one of a ring.
+  EXPECT_NEAR(*ring_all_reduce_seconds(costs, 1e9, 4, 1) /
+                  *direct_all_reduce_seconds(costs, 1e9, {4, 1, 4}),
+              3, 0.01);
+}
+
 }  // namespace
 }  // namespace weft::cost

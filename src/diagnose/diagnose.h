@@ -37,6 +37,7 @@ struct LaneUse {
   uint16_t lane = 0;
   double bytes_per_s = 0;   // while it was busy
   double busy_percent = 0;  // of the iteration
+  uint16_t peer = 0;        // the rank that it leads to
 };
 
 struct Finding {

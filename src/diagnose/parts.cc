@@ -197,30 +197,34 @@ void detail_tensors(const graph::Graph& graph, const plan::Plan& plan, const See
 }
 
 void detail_lanes(const graph::Graph& graph, const Seen& seen, Diagnosis& out) {
-  std::map<std::pair<uint16_t, uint16_t>, Carried> lanes;
+  // A message's own size is not in the graph; those of an operation are about alike. Together they
+  // are what a ring sends, with all algorithms that do not send more for fewer steps.
+  std::map<uint32_t, uint64_t> messages;  // by operation
+  for (const RankSeen& own : seen.ranks)
+    for (const auto& [number, operation] : own.operations) messages[number] += operation.sends;
+  std::map<std::tuple<uint16_t, uint16_t, uint16_t>, Carried> lanes;  // rank, lane, peer
   for (const graph::Edge& edge : graph.recorded) {
     const Node &send = graph.nodes[edge.from], &receive = graph.nodes[edge.to];
     if (send.type != NodeType::send || receive.type != NodeType::receive) continue;
     if (send.rank >= graph.ranks || send.lane == graph::kNoLane || !seen.counts(send.iteration))
       continue;
-    Carried& carried = lanes[{send.rank, send.lane}];
+    Carried& carried = lanes[{send.rank, send.lane, receive.rank}];
     carried.busy.push_back({send.start_ns, receive.end_ns()});
     const graph::Operation* operation = find(graph, send.subject);
-    auto own = seen.ranks[send.rank].operations.find(send.subject);
-    // A message's own size is not in the graph; those of an operation are alike.
-    if (operation != nullptr && own != seen.ranks[send.rank].operations.end())
-      carried.bytes +=
-          cost::ring_bytes_per_rank(static_cast<double>(operation->bytes), graph.ranks) /
-          std::max<uint32_t>(1, own->second.sends);
+    if (operation == nullptr) continue;
+    double all =
+        graph.ranks * cost::ring_bytes_per_rank(static_cast<double>(operation->bytes), graph.ranks);
+    carried.bytes += all / static_cast<double>(std::max<uint64_t>(1, messages[send.subject]));
   }
   std::vector<double> total(graph.ranks, 0);
   for (size_t i = graph.first_counted(); i < graph.iterations.size(); ++i)
     for (uint32_t r = 0; r < graph.ranks; ++r)
       total[r] += Span{graph.iterations[i].start_ns[r], graph.iterations[i].end_ns[r]}.length();
   for (auto& [id, carried] : lanes) {
+    auto [rank, lane, peer] = id;
     double busy = length(united(std::move(carried.busy)));
-    out.lanes.push_back({id.first, id.second, busy > 0 ? carried.bytes / busy * 1e9 : 0,
-                         total[id.first] > 0 ? std::min(100.0, 100 * busy / total[id.first]) : 0});
+    out.lanes.push_back({rank, lane, busy > 0 ? carried.bytes / busy * 1e9 : 0,
+                         total[rank] > 0 ? std::min(100.0, 100 * busy / total[rank]) : 0, peer});
   }
 }
 

@@ -35,7 +35,57 @@ std::vector<Plan> lanes_edits(const Plan& plan, const Space& space) {
     if (lanes < 1 || lanes > space.max_lanes || lanes == plan.lanes) continue;
     out.push_back(plan);
     out.back().lanes = lanes;
+    out.back().lane_workers = std::min(plan.lane_workers, lanes);
   }
+  return out;
+}
+
+// One algorithm for all sizes, or one for small pieces and the present one for the rest.
+std::vector<Plan> algorithm_edits(const Plan& plan, const Space& space) {
+  std::vector<Plan> out;
+  auto layout = schedule::make_layout(schedule::scaled(plan, space.shrink), space.tensors);
+  if (!layout) return out;
+  schedule::Choice choice = schedule::default_choice(space.ranks);
+  std::vector<std::vector<schedule::Algorithm>> seen;
+  auto is_new = [&](const Plan& candidate) {
+    plan::Plan sized = schedule::scaled(candidate, space.shrink);
+    std::vector<schedule::Algorithm> used;
+    for (const schedule::Piece& piece : layout->pieces)
+      used.push_back(
+          schedule::algorithm_for(sized, piece.elements * schedule::kElementBytes, choice));
+    if (std::find(seen.begin(), seen.end(), used) != seen.end()) return false;
+    seen.push_back(std::move(used));
+    return true;
+  };
+  is_new(plan);
+  auto add = [&](std::vector<plan::AlgorithmRule> rules) {
+    Plan candidate = plan;
+    candidate.algorithm = std::move(rules);
+    if (is_new(candidate)) out.push_back(std::move(candidate));
+  };
+  std::string rest = plan.algorithm.back().use;
+  // Two ranks have one peer each: what is left to choose is the number of steps.
+  std::vector<const char*> all = {"ring"};
+  if (space.ranks > 2) all = {"ring", "halving_doubling", "tree", "direct"};
+  for (const char* algorithm : all) add({{std::nullopt, algorithm}});
+  std::vector<const char*> small = {"doubling"};
+  if (space.ranks > 2) small = {"doubling", "halving_doubling", "direct"};
+  for (const char* algorithm : small)
+    for (Bytes up_to : {kib(256), mib(1), mib(4)})
+      if (algorithm != rest) add({{up_to, algorithm}, {std::nullopt, rest}});
+  return out;
+}
+
+std::vector<Plan> worker_edits(const Plan& plan) {
+  std::vector<Plan> out;
+  for (auto worker : {plan::LaneWorker::thread, plan::LaneWorker::process})
+    for (uint32_t workers : {1u, 2u, 4u}) {
+      if (workers > plan.lanes) continue;
+      if (worker == plan.lane_worker && workers == plan.lane_workers) continue;
+      out.push_back(plan);
+      out.back().lane_worker = worker;
+      out.back().lane_workers = workers;
+    }
   return out;
 }
 
@@ -197,6 +247,8 @@ std::vector<Plan> edits(const std::string& pass, const Plan& plan, const Space& 
   if (pass == "lanes") return lanes_edits(plan, space);
   if (pass == "bucket") return bucket_edits(plan, space);
   if (pass == "chunk") return chunk_edits(plan, space);
+  if (pass == "algorithm") return algorithm_edits(plan, space);
+  if (pass == "workers") return worker_edits(plan);
   if (pass == "partition")
     return optional_size_edits(plan, &Plan::partition, space.partition,
                                space.expert.partition.value_or(mib(4)));

@@ -15,6 +15,7 @@ std::string pass_of(const std::string& path) {
   std::string field = path.substr(1, end == std::string::npos ? end : end - 1);
   if (field == "bucket_rule") return "bucket";
   if (field == "buckets") return "boundaries";
+  if (field == "lane_worker" || field == "lane_workers") return "workers";
   return field;
 }
 
@@ -36,6 +37,15 @@ Plan undone(const std::string& path, const Plan& chosen, const Plan& recorded) {
 std::string groups(const Plan& plan) {
   if (plan.buckets.empty()) return "none";
   return text("%zu groups by name", plan.buckets.size());
+}
+
+std::string algorithms(const Plan& plan) {
+  std::string out;
+  for (const plan::AlgorithmRule& rule : plan.algorithm) {
+    out += (out.empty() ? "" : ", ") + rule.use;
+    if (rule.up_to) out += " up to " + format_bytes(*rule.up_to);
+  }
+  return out;
 }
 
 // What speaks for a value that replay cannot tell from the recorded one.
@@ -88,12 +98,16 @@ std::vector<Decision> explain(const Plan& chosen, double chosen_ns, const Space&
   before.name = chosen.name;
   before.comment = chosen.comment;
   std::vector<Decision> out;
-  bool said_groups = false;
+  bool said_groups = false, said_algorithms = false;
   for (const plan::Difference& difference : plan::diff(before, chosen)) {
     Decision decision = {difference.path, difference.before, difference.after, ""};
     if (pass_of(difference.path) == "boundaries") {
       if (std::exchange(said_groups, true)) continue;
       decision = {"/buckets", groups(before), groups(chosen), ""};
+    }
+    if (pass_of(difference.path) == "algorithm") {
+      if (std::exchange(said_algorithms, true)) continue;
+      decision = {"/algorithm", algorithms(before), algorithms(chosen), ""};
     }
     decision.why = why(decision.field, chosen, chosen_ns, space, judge);
     out.push_back(std::move(decision));

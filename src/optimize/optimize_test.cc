@@ -306,6 +306,46 @@ TEST(Edits, AreValidAndDifferFromThePlan) {
   }
 }
 
+// Many ranks, high latency, small tensors: fewer steps win, and by far more than the caution asks.
+TEST(Optimize, FewerStepsWhereStepsAreWhatCosts) {
+  testing::SmallJob job;
+  job.ranks = 8;
+  job.tensor_bytes = {16384, 16384, 16384};
+  job.plan.lanes = 1;
+  auto replayer = testing::replayer_of(job, testing::costs_of(1e9, 1e9, 2'000'000));
+  ASSERT_TRUE(replayer) << replayer.error().message();
+  Options options;
+  options.budget = Nanos::from_seconds(600);
+  auto found = optimize(*replayer, options);
+  ASSERT_TRUE(found) << found.error().message();
+  EXPECT_NE(found->plan.algorithm, job.plan.algorithm);
+  bool explained = std::any_of(found->decisions.begin(), found->decisions.end(),
+                               [](const Decision& each) { return each.field == "/algorithm"; });
+  EXPECT_TRUE(explained);
+  options.without = {"algorithm"};
+  auto ring = optimize(*replayer, options);
+  ASSERT_TRUE(ring) << ring.error().message();
+  EXPECT_EQ(ring->plan.algorithm, job.plan.algorithm);
+  EXPECT_LT(found->after.iteration_ns, 0.9 * ring->after.iteration_ns);
+}
+
+// What the processor costs is all that lanes wait for here.
+TEST(Optimize, WorkersWhereOneThreadIsTheBottleneck) {
+  testing::SmallJob job;
+  job.plan.lanes = 4;
+  cost::Costs costs = testing::costs_of(10e9, 10e9);
+  costs.cpu_ns_per_byte = testing::exactly(8);
+  costs.copy_ns_per_byte = testing::exactly(0.1);
+  auto replayer = testing::replayer_of(job, costs);
+  ASSERT_TRUE(replayer) << replayer.error().message();
+  Options options;
+  options.budget = Nanos::from_seconds(600);
+  auto found = optimize(*replayer, options);
+  ASSERT_TRUE(found) << found.error().message();
+  EXPECT_GT(found->plan.lane_workers, 1u);
+  EXPECT_LE(found->plan.lane_workers, found->plan.lanes);
+}
+
 TEST(Edits, BoundariesMergeSplitAndMove) {
   Space space = space_of_capped();
   Plan plan;

@@ -209,6 +209,7 @@ void Search::fewest_lanes(double limit, Candidate& now) {
     if (lanes >= now.plan.lanes) continue;
     Plan fewer = now.plan;
     fewer.lanes = lanes;
+    fewer.lane_workers = std::min(fewer.lane_workers, lanes);
     auto ns = time_of(fewer);
     if (!ns || *ns > limit) continue;
     now = {std::move(fewer), *ns};
@@ -218,6 +219,8 @@ void Search::fewest_lanes(double limit, Candidate& now) {
 
 // Undoes what does not pay. All that is given back together costs no more than a tie.
 void Search::simplify(Candidate& best) {
+  double untried = best.ns * (1 + std::max(kUntried, space_.replay_error));
+  for (const char* pass : {"algorithm", "workers"}) back_to(pass, space_.recorded, untried, best);
   double limit = best.ns * (1 + kTie);
   if (!back_to("boundaries", space_.recorded, limit, best))
     back_to("boundaries", space_.expert, limit, best);

@@ -13,6 +13,9 @@ namespace weft::optimize {
 inline constexpr double kGain = 0.001;
 // Plans this close are equal: the simpler one wins.
 inline constexpr double kTie = 0.002;
+// What replay promises from another algorithm or other workers must be at least this: few of them
+// were run and compared (docs/optimize.md).
+inline constexpr double kUntried = 0.02;
 // What all margins together may cost by replay (docs/optimize.md).
 inline constexpr double kMargin = 0.005;
 

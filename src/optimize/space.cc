@@ -91,8 +91,9 @@ std::optional<uint32_t> filling_lanes(const replay::Replayer& replayer,
 }  // namespace
 
 const std::vector<std::string>& pass_names() {
-  static const std::vector<std::string> names = {"lanes",     "order",  "barrier", "bucket",
-                                                 "partition", "credit", "chunk",   "boundaries"};
+  static const std::vector<std::string> names = {"lanes",     "order",     "barrier", "bucket",
+                                                 "partition", "credit",    "chunk",   "algorithm",
+                                                 "workers",   "boundaries"};
   return names;
 }
 
@@ -104,6 +105,8 @@ bool same_in(const std::string& pass, const plan::Plan& a, const plan::Plan& b) 
   if (pass == "partition") return a.partition == b.partition;
   if (pass == "credit") return a.credit == b.credit;
   if (pass == "chunk") return a.chunk == b.chunk;
+  if (pass == "algorithm") return a.algorithm == b.algorithm;
+  if (pass == "workers") return a.lane_worker == b.lane_worker && a.lane_workers == b.lane_workers;
   return a.buckets == b.buckets;
 }
 
@@ -115,7 +118,14 @@ void take(const std::string& pass, const plan::Plan& from, plan::Plan& to) {
   if (pass == "partition") to.partition = from.partition;
   if (pass == "credit") to.credit = from.credit;
   if (pass == "chunk") to.chunk = from.chunk;
+  if (pass == "algorithm") to.algorithm = from.algorithm;
+  if (pass == "workers") {
+    to.lane_worker = from.lane_worker;
+    to.lane_workers = from.lane_workers;
+  }
   if (pass == "boundaries") to.buckets = from.buckets;
+  // A worker without a lane is none.
+  to.lane_workers = std::min(to.lane_workers, to.lanes);
 }
 
 std::optional<uint32_t> Space::spare_lanes() const {
@@ -144,6 +154,8 @@ Result<Space> make_space(const replay::Replayer& replayer, const Options& option
     space.tensors.push_back(
         {tensor.name, tensor.bytes / schedule::kElementBytes, tensor.consumed_by});
   space.shrink = std::max(1.0, replayer.environment().shrink);
+  space.ranks = options.cluster.hosts.value_or(replayer.ranks());
+  space.replay_error = std::abs(replayer.fidelity().error_percent) / 100;
   space.max_lanes = std::clamp<uint32_t>(options.max_lanes, 1, plan::kLanesMax);
   Rates rates = rates_of(replayer, options.cluster);
   double bits = 8 * replayer.environment().dilation;

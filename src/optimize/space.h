@@ -26,6 +26,8 @@ struct Space {
   std::set<std::string> passes;
   std::vector<schedule::Tensor> tensors;  // in forward order
   double shrink = 1;
+  uint32_t ranks = 1;
+  double replay_error = 0;  // with which the recorded plan replays, as a share
   uint32_t max_lanes = 16;
   // The fewest lanes that fill the link; absent when that is not known.
   std::optional<uint32_t> filling_lanes;

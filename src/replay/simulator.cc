@@ -433,7 +433,7 @@ class Simulator {
     int64_t priority = layout_.buckets[piece_of(operation).bucket].priority;
     const schedule::Program& program = hosts_[r].running[operation].steps->program();
     for (uint32_t send : allowed_)
-      route(r, program.sends()[send].peer).dispatch.push({priority, operation, send, {}});
+      route(r, program.sends()[send].peer).dispatch.push({priority, operation, send});
     allowed_.clear();
   }
 

@@ -196,12 +196,6 @@ struct ChunkId {
   friend bool operator==(const ChunkId&, const ChunkId&) = default;
 };
 
-struct ChunkRange {
-  uint64_t first = 0;  // element offset in the operation
-  uint64_t elements = 0;
-  bool reduce = false;  // add to what is there; otherwise replace it
-};
-
 // What an operation is on one rank. Ranks are those of the group that does it, from 0.
 struct Shape {
   Collective collective = Collective::all_reduce;
@@ -393,57 +387,6 @@ class Steps {
   uint64_t to_receive_ = 0;
 };
 
-// The ring as a state machine. The data is cut into one segment a rank, each segment into chunks;
-// a chunk moves on as soon as it has arrived, so steps overlap. All-reduce is a reduce-scatter
-// (steps 0 to p-2) followed by an all-gather (steps p-1 to 2p-3). Each element is added in an
-// order that depends on its segment alone: every rank ends with the same bits, whatever the
-// lanes. Broadcast passes chunks from the root along the ring.
-class RingSteps {
- public:
-  RingSteps(Collective collective, Rank rank, uint32_t ranks, uint64_t elements,
-            uint64_t chunk_elements, Rank root = {0});
-
-  // Chunks that may be sent before anything arrives.
-  std::vector<ChunkId> start();
-  // Where an outgoing or arriving chunk lies. `arriving` fails on one that is not due: unknown,
-  // or here before (a peer's bytes are not trusted).
-  ChunkRange outgoing(ChunkId id) const;
-  Result<ChunkRange> arriving(ChunkId id) const;
-  // The chunk has arrived and was reduced or stored. Returns the chunk that this allows to send.
-  std::optional<ChunkId> received(ChunkId id);
-  void sent(ChunkId id);
-  bool finished() const { return to_receive_ == 0 && to_send_ == 0; }
-
-  uint32_t steps() const { return steps_; }
-  uint64_t chunks_left() const { return to_receive_ + to_send_; }
-  // After a reduce-scatter: the part that this rank owns.
-  ChunkRange owned() const;
-
- private:
-  struct Segment {
-    uint64_t first;
-    uint64_t elements;
-  };
-  Segment segment(uint32_t index) const;
-  uint32_t chunks_in(uint32_t segment) const;
-  uint32_t sent_segment(uint32_t step) const;
-  uint32_t received_segment(uint32_t step) const;
-  bool reduces(uint32_t step) const;
-  ChunkRange range(uint32_t segment, uint32_t chunk) const;
-
-  Collective collective_;
-  uint32_t rank_;
-  uint32_t ranks_;
-  uint64_t elements_;
-  uint64_t chunk_;
-  uint32_t root_;
-  uint32_t steps_ = 0;  // of the whole operation, the same on all ranks
-  uint64_t to_send_ = 0;
-  uint64_t to_receive_ = 0;
-  std::vector<uint32_t> arrived_first_;  // by step: index of its first bit
-  std::vector<bool> arrived_;
-};
-
 // ---- one rank: which chunk next -----------------------------------------------------------
 
 // Chunks that may be sent to one peer, most urgent first. A lane that has room takes the front;
@@ -454,7 +397,6 @@ class Dispatch {
     int64_t priority = 0;
     uint64_t operation = 0;
     uint32_t send = 0;  // index in the operation's program
-    ChunkId id;
   };
   void push(const Entry& entry);
   std::optional<Entry> pop();
@@ -466,9 +408,7 @@ class Dispatch {
     bool operator()(const Entry& a, const Entry& b) const {
       if (a.priority != b.priority) return a.priority > b.priority;
       if (a.operation != b.operation) return a.operation > b.operation;
-      if (a.send != b.send) return a.send > b.send;
-      if (a.id.step != b.id.step) return a.id.step > b.id.step;
-      return a.id.chunk > b.id.chunk;
+      return a.send > b.send;
     }
   };
   std::priority_queue<Entry, std::vector<Entry>, Later> queue_;
