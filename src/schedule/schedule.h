@@ -397,6 +397,7 @@ class Dispatch {
     int64_t priority = 0;
     uint64_t operation = 0;
     uint32_t send = 0;  // index in the operation's program
+    ChunkId id{};       // what that send is called on the wire
   };
   void push(const Entry& entry);
   std::optional<Entry> pop();
