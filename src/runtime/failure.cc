@@ -16,6 +16,8 @@ constexpr Nanos kHeartbeat = Nanos::from_millis(250);
 constexpr Nanos kGrace = Nanos::from_millis(200);
 // Rank 0 sees what everyone waits for, and speaks first.
 constexpr Nanos kAfterRoot = Nanos::from_seconds(1);
+constexpr Nanos kRelaySilence = Nanos::from_seconds(1);  // four heartbeats
+constexpr Nanos kLinger = Nanos::from_millis(500);
 
 }  // namespace
 
@@ -35,7 +37,9 @@ void Group::Impl::suspect(Rank peer, Error error) {
     fail(Error(code, words), peer);
     return;
   }
-  if (suspicion || said_bye[peer.index]) return;
+  // Rank 0 passes on what the others say: without it, nobody else can be blamed for silence.
+  bool relay_lost = peer.index == 0 && suspicion && suspicion->peer.index != 0;
+  if ((suspicion && !relay_lost) || said_bye[peer.index]) return;
   {
     // When everyone has said goodbye, closed connections are what was agreed.
     std::lock_guard lock(mutex);
@@ -76,11 +80,34 @@ Group::Impl::Waiting Group::Impl::own_waiting(Nanos at) const {
   out.stuck = progress.operations > 0 && at - progress.last_change > options.progress_deadline;
   if (progress.operations == 0) return out;
   out.operation = progress.oldest.key;
+  out.chunks_done = progress.oldest.chunks_done;
+  if (progress.oldest.collective != Collective::all_to_all &&
+      progress.oldest.collective != Collective::point_to_point)
+    out.signature = progress.oldest.signature;
   if (progress.oldest.waits_for)
     out.waits_for = *progress.oldest.waits_for;
   else if (progress.cannot_send_to)
     out.waits_for = *progress.cannot_send_to;
   return out;
+}
+
+// Rank 0: ranks that called different things may all wait, and no data would tell them. In the end
+// all wait in the same operation, so it is enough to compare neighbours.
+void Group::Impl::compare_calls(Rank peer, Nanos at) {
+  waiting[0] = own_waiting(at);
+  const Waiting& one = waiting[peer.index];
+  for (uint32_t other : {0u, (peer.index + 1) % mesh.ranks}) {
+    const Waiting& two = waiting[other];
+    if (one.operation != two.operation || one.signature.empty() || two.signature.empty() ||
+        one.signature == two.signature)
+      continue;
+    fail(error(Code::invalid_argument,
+               "operation %u is %s on rank %u, but %s on rank %u: all ranks must call the same",
+               static_cast<uint32_t>(one.operation) & (kDirectOperations - 1),
+               one.signature.c_str(), peer.index, two.signature.c_str(), other),
+         peer);
+    return;
+  }
 }
 
 // Rank 0: someone is stuck. Whoever it waits for may be stuck as well, on yet another rank: the
@@ -89,19 +116,28 @@ void Group::Impl::blame(Nanos at) {
   waiting[0] = own_waiting(at);
   for (uint32_t r = 0; r < mesh.ranks; ++r) {
     if (!waiting[r].stuck || waiting[r].waits_for >= mesh.ranks) continue;
-    uint32_t last = r, next = waiting[r].waits_for;
-    for (uint32_t steps = 0; steps < mesh.ranks; ++steps) {
-      last = next;
-      const Waiting& state = waiting[next];
-      if (state.operation != waiting[r].operation || state.waits_for >= mesh.ranks) break;
-      next = state.waits_for;
+    uint32_t waiter = r, last = waiting[r].waits_for;
+    std::vector<uint32_t> chain = {r};
+    while (waiting[last].operation == waiting[r].operation &&
+           waiting[last].waits_for < mesh.ranks &&
+           std::find(chain.begin(), chain.end(), last) == chain.end()) {
+      chain.push_back(last);
+      last = waiting[last].waits_for;
+    }
+    auto circle = std::find(chain.begin(), chain.end(), last);
+    if (circle != chain.end()) {
+      // Each waits for the one before it: the one that has least is next to the trouble.
+      waiter = *std::min_element(circle, chain.end(), [&](uint32_t a, uint32_t b) {
+        return waiting[a].chunks_done < waiting[b].chunks_done;
+      });
+      last = waiting[waiter].waits_for;
     }
     auto number = static_cast<uint32_t>(waiting[r].operation) & (kDirectOperations - 1);
     bool absent = waiting[last].operation != waiting[r].operation;
     fail(error(Code::timeout,
                "%s %s operation %u, for which %s waits; nothing moved for more than %s",
                describe({last}).c_str(), absent ? "has not come to" : "does not go on with", number,
-               describe({r}).c_str(), format_duration(options.progress_deadline).c_str()),
+               describe({waiter}).c_str(), format_duration(options.progress_deadline).c_str()),
          Rank{last});
     return;
   }
@@ -121,7 +157,11 @@ void Group::Impl::check_deadlines(Nanos at) {
                 format_size(static_cast<double>(progress.oldest.bytes_total)).c_str(),
                 format_duration(at - progress.last_change).c_str());
   };
-  if (suspicion && at - suspicion->since >= kGrace) {
+  // Another rank may have left because rank 0 is gone: then its reason cannot come here, and rank
+  // 0's own silence will tell.
+  bool relay_silent = !is_root() && at - last_heard[0] > kRelaySilence;
+  if (suspicion && at - suspicion->since >= kGrace &&
+      (suspicion->peer.index == 0 || !relay_silent)) {
     Rank peer = suspicion->peer;
     fail(error(suspicion->error.code(), "%s is lost: %s; %s", describe(peer).c_str(),
                suspicion->error.message().c_str(), in_flight().c_str()),
@@ -149,6 +189,14 @@ void Group::Impl::check_deadlines(Nanos at) {
     fail(error(Code::timeout, "%s does not %s; %s", describe({peer}).c_str(),
                progress.oldest.waits_for ? "send data" : "take data", in_flight().c_str()),
          Rank{peer});
+    return;
+  }
+  if (leaving_since && at - *leaving_since > options.progress_deadline + kAfterRoot + kAfterRoot) {
+    auto absent = std::find(said_bye.begin(), said_bye.end(), false);
+    Rank peer{is_root() ? static_cast<uint32_t>(absent - said_bye.begin()) : 0};
+    fail(error(Code::timeout, "%s did not want to leave within %s", describe(peer).c_str(),
+               format_duration(at - *leaving_since).c_str()),
+         peer);
     return;
   }
   if (!is_root() || !exchange) return;
@@ -183,8 +231,28 @@ void Group::Impl::send_heartbeats(Nanos at) {
   question.number(recorder.now().count)
       .number(static_cast<uint8_t>(own.stuck))
       .number(own.operation)
-      .number(own.waits_for);
+      .number(own.waits_for)
+      .number(own.chunks_done)
+      .string(own.signature);
   mesh.control[0]->send(Control::ping, question);
+}
+
+// Closing a connection with something unread in it can take back what was sent. Everyone who fails
+// says why, and everyone who reads rank 0's goodbye says so: whoever has spoken last words needs
+// none from here.
+void Group::Impl::linger() {
+  Nanos until = now() + kLinger;
+  for (bool open = true; open && now() < until;) {
+    open = false;
+    for (auto& channel : mesh.control) {
+      if (!channel) continue;
+      uint32_t peer = channel->peer().index;
+      while (auto frame = channel->receive())
+        if (frame->type == Control::abort || frame->type == Control::bye) last_words[peer] = true;
+      open = open || (!last_words[peer] && !channel->failure());
+    }
+    if (open) mesh.reactor->run_once(Nanos::from_millis(5));
+  }
 }
 
 // ---- leaving and starting again ------------------------------------------------------------
@@ -195,6 +263,8 @@ void Group::Impl::say_goodbye() {
     if (!std::all_of(said_bye.begin(), said_bye.end(), [](bool said) { return said; })) return;
     for (auto& channel : mesh.control)
       if (channel) channel->send(Control::bye, Packer());
+  } else {
+    mesh.control[0]->send(Control::bye, Packer());  // it was read
   }
   std::lock_guard lock(mutex);
   left = true;
@@ -206,6 +276,7 @@ Result<void> Group::leave() {
   if (auto failure = impl->current_failure()) return *failure;
   if (impl->mesh.ranks == 1) return {};
   impl->post([impl] {
+    impl->leaving_since = impl->now();
     if (!impl->is_root()) {
       impl->mesh.control[0]->send(Control::bye, Packer());
       return;
@@ -213,16 +284,13 @@ Result<void> Group::leave() {
     impl->said_bye[0] = true;  // as if rank 0 had told itself
     impl->say_goodbye();
   });
-  Nanos until = impl->now() + impl->options.progress_deadline;
   impl->drive_until([&] {
     std::lock_guard lock(impl->mutex);
-    return impl->left || impl->now() > until;
+    return impl->left;
   });
   std::lock_guard lock(impl->mutex);
   if (impl->left) return {};
-  if (impl->failure) return *impl->failure;
-  return error(Code::timeout, "not all ranks wanted to leave within %s",
-               format_duration(impl->options.progress_deadline).c_str());
+  return *impl->failure;
 }
 
 Result<std::unique_ptr<Group>> Group::rebuild(Nanos settle) {

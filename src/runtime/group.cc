@@ -32,6 +32,7 @@ Group::Impl::Impl(const Options& given, uint32_t epoch_in, capture::Recorder& re
       mesh(std::move(mesh_in)),
       choice(schedule::default_choice(mesh.ranks)),
       said_bye(mesh.ranks, false),
+      last_words(mesh.ranks, false),
       last_heard(mesh.ranks, mesh.network->clock().now()),
       waiting(mesh.ranks) {
   for (const transport::Member& member : mesh.members) host_of.push_back(member.host_index);
@@ -130,6 +131,8 @@ Group::Impl::~Impl() {
   if (thread.joinable()) thread.join();
   std::lock_guard sits(seat);
   engine->halt();
+  bool waits_for_readers = failed || (is_root() && left);
+  if (waits_for_readers && mesh.ranks > 1) linger();
 }
 
 // ---- a turn ------------------------------------------------------------------------------
@@ -220,11 +223,14 @@ void Group::Impl::handle(transport::ControlChannel& from, const Frame& frame) {
       told.stuck = fields.number<uint8_t>() != 0;
       told.operation = fields.number<uint64_t>();
       told.waits_for = fields.number<uint32_t>();
-      if (!fields.complete()) return bad();
-      waiting[peer.index] = told;
+      told.chunks_done = fields.number<uint64_t>();
+      told.signature = fields.string();
+      if (!fields.complete() || !is_root()) return bad();
+      waiting[peer.index] = std::move(told);
       Packer answer;
       answer.number(t0).number(t1).number(recorder.now().count);
       from.send(Control::pong, answer);
+      compare_calls(peer, now());
       return;
     }
     case Control::pong: {
@@ -244,10 +250,13 @@ void Group::Impl::handle(transport::ControlChannel& from, const Frame& frame) {
       auto blamed = fields.number<uint32_t>();
       std::string reason = fields.string();
       if (!fields.complete()) return bad();
+      last_words[peer.index] = true;
       fail(Error(code, reason), blamed < mesh.ranks ? std::optional(Rank{blamed}) : std::nullopt);
       return;
     }
     case Control::bye:
+      last_words[peer.index] = said_bye[peer.index];  // the second time: it has read ours
+      if (last_words[peer.index]) return;
       said_bye[peer.index] = true;
       say_goodbye();
       return;

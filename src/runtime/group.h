@@ -97,6 +97,7 @@ struct Group::Impl : std::enable_shared_from_this<Group::Impl> {
   void send_heartbeats(Nanos now);
   std::string describe(Rank rank) const;
   void say_goodbye();
+  void linger();  // does not close before its last words were read
 
   // ---- status.cc
   void asked(std::unique_ptr<transport::Socket> socket);
@@ -146,6 +147,7 @@ struct Group::Impl : std::enable_shared_from_this<Group::Impl> {
   };
   std::optional<Suspicion> suspicion;
   std::vector<bool> said_bye;
+  std::vector<bool> last_words;  // by rank: it has said why the group ends, or that it knows
   bool failed = false;
   std::vector<Nanos> last_heard;  // by rank
   // Rank 0: what each rank is waiting for, as its last heartbeat told.
@@ -153,14 +155,18 @@ struct Group::Impl : std::enable_shared_from_this<Group::Impl> {
     bool stuck = false;  // an operation is in flight, and nothing moved for the deadline
     uint64_t operation = 0;
     uint32_t waits_for = trace::kNone;
+    std::string signature;  // of the operation; empty where it differs by rank
+    uint64_t chunks_done = 0;
   };
   std::vector<Waiting> waiting;  // by rank
   Waiting own_waiting(Nanos now) const;
+  void compare_calls(Rank peer, Nanos now);
   void blame(Nanos now);
   Nanos next_heartbeat{0};
   Nanos next_tcp_info{0};
   Nanos next_check{0};
   std::optional<Nanos> lacking_since;
+  std::optional<Nanos> leaving_since;
   std::optional<std::pair<uint32_t, uint64_t>> lacking_what;  // bucket, step
   struct Inquiry {
     std::unique_ptr<transport::ControlChannel> channel;
