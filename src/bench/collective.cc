@@ -111,7 +111,9 @@ class Harness {
       if (bytes > options_.to.count / options_.factor) break;
     }
     runners_.clear();
-    if (options_.transport == Transport::tcp) result_.iperf3_gb_per_s = iperf3_gb_per_s();
+    // A rate, so only beside sizes that show one.
+    if (options_.transport == Transport::tcp && options_.to >= mib(1))
+      result_.iperf3_gb_per_s = iperf3_gb_per_s();
     result_.cores = std::max(1u, std::thread::hardware_concurrency());
     result_.steal_percent = steal_percent(cpu_from, stolen_time());
     result_.seconds = (monotonic_clock().now() - begin).seconds();

@@ -51,7 +51,7 @@ Outcome replay(const ReplayOptions& options) {
 
 struct CollectiveOptions {
   bench::CollectiveOptions bench;
-  std::string from = "1K", to = "64M", transport = "tcp";
+  std::string from = "1K", to = "64M", transport = "tcp", time = "150ms";
   std::vector<std::string> peers;
   bool json = false;
 };
@@ -144,6 +144,7 @@ Outcome collective(const CollectiveOptions& options) {
   WEFT_ASSIGN(asked.from, parse_size(options.from));
   WEFT_ASSIGN(asked.to, parse_size(options.to));
   asked.transport = options.transport == "shm" ? bench::Transport::shm : bench::Transport::tcp;
+  WEFT_ASSIGN(asked.repeat_time, parse_duration(options.time));
   asked.peers = options.peers;
   WEFT_ASSIGN(bench::CollectiveResult result, bench::measure_collective(asked, narrator()));
   if (options.json)
@@ -190,6 +191,9 @@ void add_collective(CLI::App& group, Context& context, const std::string& name) 
       ->check(CLI::IsMember(bench::peers()));
   verb->add_option("--repeats", options->bench.repeats, "Of each measurement")
       ->check(CLI::Range(1u, 1000u).description(""))
+      ->capture_default_str();
+  verb->add_option("--time", options->time, "About what one repeat should take")
+      ->type_name("DURATION")
       ->capture_default_str();
   verb->add_flag("--check", options->bench.check, "Compare results with what they must be");
   verb->add_flag("--json", options->json, "Print one JSON object");
