@@ -159,6 +159,8 @@ void add_lab_run(CLI::App& group, Context& context) {
       ->capture_default_str();
   verb->add_flag("--no-record", options->no_record, "Write no trace");
   verb->add_flag("--compute-only", options->lab.run.compute_only, "Leave communication out");
+  verb->add_flag("--burn", options->lab.run.burn,
+                 "Compute takes processor time, as training on a processor does, not timers");
   verb->add_option("-o,--output", options->lab.run.output, "Folder to make for the run")
       ->required();
   verb->add_flag("--json", options->json, "Print one JSON object");

@@ -19,6 +19,7 @@ std::string write_job(const Job& job) {
   out["record"] = job.record;
   out["probe"] = job.probe;
   out["compute_only"] = job.compute_only;
+  out["burn"] = job.burn;
   out["folder"] = job.folder;
   out["model"] = job.model;
   out["plan"] = job.plan;
@@ -57,6 +58,7 @@ Result<Job> read_job(const std::string& path) {
     job.record = in.at("record");
     job.probe = in.at("probe");
     job.compute_only = in.at("compute_only");
+    job.burn = in.at("burn");
     job.folder = in.at("folder");
     job.model = in.at("model");
     job.plan = in.at("plan");
@@ -89,7 +91,10 @@ Result<void> write_result(const std::string& path, const WorkerResult& result) {
   json out = {{"starts_ns", result.starts_ns},
               {"exact", result.exact},
               {"cpu_busy_percent", result.cpu_busy_percent},
-              {"steal_percent", result.steal_percent}};
+              {"steal_percent", result.steal_percent},
+              {"training_cpu_ms", result.training_cpu_ms},
+              {"communication_cpu_ms", result.communication_cpu_ms},
+              {"auxiliary_cpu_ms", result.auxiliary_cpu_ms}};
   return write_file(path, out.dump());
 }
 
@@ -102,6 +107,9 @@ Result<WorkerResult> read_result(const std::string& path) {
     result.exact = in.at("exact");
     result.cpu_busy_percent = in.value("cpu_busy_percent", 0.0);
     result.steal_percent = in.value("steal_percent", 0.0);
+    result.training_cpu_ms = in.value("training_cpu_ms", 0.0);
+    result.communication_cpu_ms = in.value("communication_cpu_ms", 0.0);
+    result.auxiliary_cpu_ms = in.value("auxiliary_cpu_ms", 0.0);
     return result;
   } catch (const json::exception& failure) {
     return error(Code::corrupt, "%s: %s", path.c_str(), failure.what());

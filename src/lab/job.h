@@ -34,6 +34,7 @@ struct Job {
   uint64_t seed = 1;
   Factors factors;
   bool record = true, probe = true, compute_only = false;
+  bool burn = false;
   std::string folder;  // for the trace and the result
   std::string model;
   std::string plan;  // canonical text
@@ -54,6 +55,9 @@ struct WorkerResult {
                                    // the last; on the machine's one true clock
   bool exact = false;
   double cpu_busy_percent = 0, steal_percent = 0;  // of the whole machine, in what counts
+  // Processor time of one counted iteration: of the thread that trains, of the rest of its process,
+  // and of auxiliary processes.
+  double training_cpu_ms = 0, communication_cpu_ms = 0, auxiliary_cpu_ms = 0;
 };
 Result<void> write_result(const std::string& path, const WorkerResult& result);
 Result<WorkerResult> read_result(const std::string& path);

@@ -48,6 +48,7 @@ struct RunOptions {
   bool record = true;                    // write traces
   bool probe = true;
   bool compute_only = false;  // leave communication out: is the emulated compute right?
+  bool burn = false;          // compute takes processor time instead of waiting for timers
   std::optional<double> dilation, shrink;
   std::string congestion_control = "reno";
   uint32_t mtu = 9000;
@@ -72,6 +73,9 @@ struct RunResult {
   bool sums_exact = false;  // every element on every rank in every step
   double dilation = 1, shrink = 1;
   double cpu_busy_percent = 0, steal_percent = 0;
+  // Real processor time of an iteration, mean over ranks: of training threads, of the rest of
+  // their processes, and of auxiliary processes. Engine weft only.
+  double training_cpu_ms = 0, communication_cpu_ms = 0, auxiliary_cpu_ms = 0;
   bool sound = true;  // not too busy to be believed
   std::string confinement;
   std::vector<std::string> remarks;    // what was lost or unsound, and what is emulated

@@ -24,20 +24,43 @@ void sleep_until(Nanos deadline) {
   }
 }
 
+Nanos processor_time(clockid_t clock) {
+  timespec time{};
+  clock_gettime(clock, &time);
+  return Nanos{int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec};
+}
+
+void burn(Nanos duration) {
+  Nanos until = processor_time(CLOCK_THREAD_CPUTIME_ID) + duration;
+  volatile uint64_t sink = 0;
+  while (processor_time(CLOCK_THREAD_CPUTIME_ID) < until)
+    for (uint64_t i = 0; i < 4096; ++i) sink = sink * 6364136223846793005u + i;
+}
+
 // The emulated device runs one thing after another. Work begins when the one before has ended and
 // what it depends on is there; that a timer fires late delays neither, so lateness never adds up.
+//
+// One that burns takes processor time instead: it shares the cores with communication, as training
+// on a processor does, and what it loses to others is lost.
 class Device {
  public:
-  Device(capture::Recorder& recorder, trace::TrackId track)
-      : recorder_(recorder), track_(track), free_at_(monotonic_clock().now()) {}
+  Device(capture::Recorder& recorder, trace::TrackId track, bool burns)
+      : recorder_(recorder), track_(track), burns_(burns), free_at_(monotonic_clock().now()) {}
 
   // Something that the next work depends on has just become true.
   void depends_on_now() { free_at_ = std::max(free_at_, monotonic_clock().now()); }
 
   void run(trace::Kind kind, Nanos duration, uint32_t layer, uint64_t step) {
     Nanos begin = free_at_;
-    free_at_ += duration;
-    sleep_until(free_at_);
+    if (burns_) {
+      begin = monotonic_clock().now();
+      burn(duration);
+      free_at_ = monotonic_clock().now();
+      duration = free_at_ - begin;
+    } else {
+      free_at_ += duration;
+      sleep_until(free_at_);
+    }
     trace::Event event;
     event.start_ns = on_trace_clock(begin).count;
     event.duration_ns = duration.count;
@@ -56,6 +79,7 @@ class Device {
  private:
   capture::Recorder& recorder_;
   trace::TrackId track_;
+  bool burns_;
   Nanos free_at_;
 };
 
@@ -93,7 +117,7 @@ class Worker {
       WEFT_ASSIGN(exchange, group->exchange(std::move(tensors)));
     }
     WorkerResult result;
-    WEFT_TRY(train(exchange.get(), checker, result));
+    WEFT_TRY(train(group.get(), exchange.get(), checker, result));
     if (group) WEFT_TRY(group->leave());
     result.exact = job_.compute_only || checker.finish();
     // The group's thread records too: it goes first.
@@ -153,14 +177,16 @@ class Worker {
     return runtime::Group::join(options, *recorder_);
   }
 
-  Result<void> train(runtime::Exchange* exchange, Checker& checker, WorkerResult& result) {
+  Result<void> train(runtime::Group* group, runtime::Exchange* exchange, Checker& checker,
+                     WorkerResult& result) {
     trace::TrackId track = recorder_->track(
         {trace::TrackType::stream, "device (emulated)", trace::kNone16, trace::kNone16});
     wait_track_ = recorder_->track(
         {trace::TrackType::thread, "training thread", trace::kNone16, trace::kNone16});
-    Device device(*recorder_, track);
+    Device device(*recorder_, track, job_.burn);
     bool by_tensor = exchange != nullptr && exchange->barrier() == plan::Barrier::tensor;
     std::optional<CpuTimes> cpu_from;
+    Nanos thread_from{0}, process_from{0}, workers_from{0};
 
     // One more start than iterations: the last interval ends where the next would begin.
     for (uint64_t step = 0; step <= job_.iterations; ++step) {
@@ -170,8 +196,12 @@ class Worker {
         if (step > 0 && by_tensor)
           WEFT_TRY(synchronise(*exchange, checker, device, layer, step - 1));
         if (layer == 0) mark_start(device, result, step);
-        if (layer == 0 && step == kWarmUpIterations)
+        if (layer == 0 && step == kWarmUpIterations) {
           if (auto times = cpu_times()) cpu_from = *times;
+          thread_from = processor_time(CLOCK_THREAD_CPUTIME_ID);
+          process_from = processor_time(CLOCK_PROCESS_CPUTIME_ID);
+          if (group != nullptr) workers_from = group->workers_processor_time();
+        }
         if (!last) device.run(trace::Kind::forward, job_.layers[layer].forward, layer, step);
       }
       if (last) break;
@@ -190,6 +220,15 @@ class Worker {
       result.cpu_busy_percent = load.busy_percent;
       result.steal_percent = load.steal_percent;
     }
+    double counted = job_.iterations - kWarmUpIterations;
+    Nanos training = processor_time(CLOCK_THREAD_CPUTIME_ID) - thread_from;
+    Nanos all = processor_time(CLOCK_PROCESS_CPUTIME_ID) - process_from;
+    Nanos workers = group != nullptr ? group->workers_processor_time() - workers_from : Nanos{0};
+    result.training_cpu_ms = training.millis() / counted;
+    result.communication_cpu_ms = (all - training).millis() / counted;
+    // Threads that serve lanes are in this process already.
+    if (group != nullptr && group->has_auxiliary_processes())
+      result.auxiliary_cpu_ms = workers.millis() / counted;
     return {};
   }
 

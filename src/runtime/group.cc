@@ -678,4 +678,9 @@ std::optional<Rank> Group::culprit() const {
   return impl_->culprit;
 }
 
+Nanos Group::workers_processor_time() const { return impl_->engine->workers_processor_time(); }
+bool Group::has_auxiliary_processes() const {
+  return impl_->options.plan.lane_worker == plan::LaneWorker::process;
+}
+
 }  // namespace weft::runtime

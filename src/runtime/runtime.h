@@ -190,6 +190,9 @@ class Group {
   Result<void> leave();
   // Operations in flight, lanes and their counts, who waits for whom: one JSON object.
   std::string status();
+  // Processor time that lane workers have used so far, and whether they are processes.
+  Nanos workers_processor_time() const;
+  bool has_auxiliary_processes() const;
 
   struct Impl;  // known to the module only
 
