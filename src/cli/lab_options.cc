@@ -57,6 +57,16 @@ Result<void> read_clock(const std::vector<std::string>& values, lab::RunOptions&
   return {};
 }
 
+Result<void> read_lane_rate(const std::vector<std::string>& values, lab::RunOptions& run) {
+  for (const std::string& value : values) {
+    WEFT_ASSIGN(auto parts, ranked(value, "LANE:RATE, such as 3:500mbit"));
+    if (parts.first >= plan::kLanesMax)
+      return error(Code::invalid_argument, "--lane-rate %s: there is no such lane", value.c_str());
+    WEFT_ASSIGN(run.lane_rate[static_cast<uint16_t>(parts.first)], parse_rate(parts.second));
+  }
+  return {};
+}
+
 }  // namespace
 
 Result<lab::RunOptions> understood(const LabOptions& options) {
@@ -68,6 +78,7 @@ Result<lab::RunOptions> understood(const LabOptions& options) {
   WEFT_ASSIGN(run.plan, plan::load(options.plan));
   WEFT_TRY(read_slow(options.slow, run));
   WEFT_TRY(read_clock(options.clock, run));
+  WEFT_TRY(read_lane_rate(options.lane_rate, run));
   if (options.dilation > 0) run.dilation = options.dilation;
   if (options.shrink > 0) run.shrink = options.shrink;
   run.probe = !options.no_probe;
@@ -90,6 +101,9 @@ void add_lab_options(CLI::App& verb, LabOptions& options) {
       ->type_name("RANK:SPEED");
   verb.add_option("--clock", options.clock, "Error of a rank's clock, as in 1:+250ms:+50ppm")
       ->type_name("RANK:OFFSET:DRIFT");
+  verb.add_option("--lane-rate", options.lane_rate,
+                  "Most that one lane may carry, as in 3:500mbit: a bad connection")
+      ->type_name("LANE:RATE");
   verb.add_option("--seed", options.run.seed, "Of the gradients' values")->capture_default_str();
   verb.add_option("--dilation", options.dilation,
                   "Slow links and compute by this factor instead of the chosen one")

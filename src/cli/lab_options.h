@@ -17,6 +17,7 @@ struct LabOptions {
   std::string plan = "default";
   std::vector<std::string> slow;
   std::vector<std::string> clock;
+  std::vector<std::string> lane_rate;
   double dilation = 0;
   double shrink = 0;
   bool no_probe = false;

@@ -115,6 +115,7 @@ class Engine final : private transport::ChunkHandler {
     // Who serves the lanes: the thread that drives the engine, or others.
     std::optional<transport::LaneWorkers::Kind> worker = {};
     uint32_t workers = 1;
+    std::map<uint16_t, double> lane_rate = {};  // most bytes a second of a lane
   };
   // A rank cannot be talked to any more, or said something that it must not.
   using OnLost = std::function<void(Rank peer, Error error)>;

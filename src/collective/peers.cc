@@ -49,7 +49,8 @@ Result<void> Engine::begin() {
   };
   callbacks.accepted = [this](Rank rank, uint16_t number, std::unique_ptr<transport::Socket> socket,
                               std::shared_ptr<transport::shm::Segment> shared) {
-    add_lane(false, rank, number, std::move(socket), std::move(shared));
+    // Data that comes when all is over finds no place.
+    if (!halted_) add_lane(false, rank, number, std::move(socket), std::move(shared));
   };
   callbacks.asked = on_asked_;
   links_ = std::make_unique<transport::Links>(mesh_, std::move(callbacks));
@@ -90,6 +91,8 @@ uint32_t Engine::add_lane(bool outgoing, Rank rank, uint16_t number,
        text(outgoing ? "lane %u to rank %u" : "lane %u from rank %u", unsigned{number}, rank.index),
        number, static_cast<uint16_t>(rank.index)});
   uint32_t unsent = cost::unsent_limit(options_.chunk_bytes);
+  if (auto rate = options_.lane_rate.find(number); outgoing && rate != options_.lane_rate.end())
+    socket->limit_rate(rate->second);
   // Memory needs no system calls: this thread serves it itself.
   if (workers_ && !shared) {
     slots_[index].lane = workers_->serve(outgoing ? Lane::Role::out : Lane::Role::in,

@@ -20,6 +20,7 @@ std::string write_job(const Job& job) {
   out["probe"] = job.probe;
   out["compute_only"] = job.compute_only;
   out["burn"] = job.burn;
+  out["lane_rate"] = job.lane_rate;
   out["folder"] = job.folder;
   out["model"] = job.model;
   out["plan"] = job.plan;
@@ -59,6 +60,7 @@ Result<Job> read_job(const std::string& path) {
     job.probe = in.at("probe");
     job.compute_only = in.at("compute_only");
     job.burn = in.at("burn");
+    job.lane_rate = in.at("lane_rate").get<std::map<uint16_t, double>>();
     job.folder = in.at("folder");
     job.model = in.at("model");
     job.plan = in.at("plan");

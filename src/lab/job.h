@@ -35,6 +35,7 @@ struct Job {
   Factors factors;
   bool record = true, probe = true, compute_only = false;
   bool burn = false;
+  std::map<uint16_t, double> lane_rate;  // bytes a second
   std::string folder;  // for the trace and the result
   std::string model;
   std::string plan;  // canonical text

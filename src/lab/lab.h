@@ -43,6 +43,7 @@ struct RunOptions {
   Engine engine = Engine::weft;
   std::map<uint32_t, double> slow;       // rank -> speed of its compute, 0.5 is half
   std::map<uint32_t, ClockError> clock;  // rank -> how wrong its host's clock is
+  std::map<uint16_t, double> lane_rate;  // lane -> bits a second of the target; a bad connection
   uint64_t seed = 1;                     // of the gradients' values
   std::string output;                    // folder to make; must be absent or empty
   bool record = true;                    // write traces

@@ -107,6 +107,8 @@ Result<Job> common_job(const RunOptions& options, const Model& model, const Fact
   job.probe = options.probe;
   job.compute_only = options.compute_only;
   job.burn = options.burn;
+  for (const auto& [lane, bits_per_s] : options.lane_rate)
+    job.lane_rate[lane] = bits_per_s / 8 / factors.dilation;
   job.folder = fs::absolute(options.output).string();
   job.model = model.name;
   job.plan = plan::canonical(options.plan);
@@ -428,7 +430,10 @@ Result<RunResult> run(const RunOptions& options, const Say& progress) {
     }
     if (!result.sums_exact)
       result.remarks.push_back("WRONG SUMS: a gradient differs from its exact sum");
-    result.remarks.push_back("device compute is emulated by timers; everything else is real");
+    result.remarks.push_back(options.burn
+                                 ? "device compute is emulated by processor time that is burnt; "
+                                   "everything else is real"
+                                 : "device compute is emulated by timers; everything else is real");
     result.explained.push_back(explain(factors, target));
     WEFT_TRY(write_file(outcome_file, summary_json(result)));
     return result;

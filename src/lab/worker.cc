@@ -174,6 +174,7 @@ class Worker {
     options.plan = plan;
     options.shrink = job_.factors.shrink;
     options.probe = job_.probe;
+    options.lane_rate = job_.lane_rate;
     return runtime::Group::join(options, *recorder_);
   }
 

@@ -45,6 +45,7 @@ Group::Impl::Impl(const Options& given, uint32_t epoch_in, capture::Recorder& re
   else if (options.plan.lane_workers > 1)
     engine_options.worker = transport::LaneWorkers::Kind::thread;
   engine_options.workers = options.plan.lane_workers;
+  engine_options.lane_rate = options.lane_rate;
   engine = std::make_unique<collective::Engine>(
       engine_options, mesh, recorder,
       [this](Rank peer, Error error) { suspect(peer, std::move(error)); },

@@ -21,6 +21,7 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -50,6 +51,7 @@ struct Options {
   double shrink = 1;          // a lab's divisor for every size in the plan
   bool probe = true;          // measure the network when joining, for at most a second
   bool shared_memory = true;  // with ranks on the same host
+  std::map<uint16_t, double> lane_rate;  // most bytes a second of a lane, for experiments
   Nanos join_deadline = Nanos::from_seconds(30);
   Nanos progress_deadline = Nanos::from_seconds(30);  // operations in flight, and nothing moves
   Nanos ready_deadline = Nanos::from_seconds(600);    // some ranks wait for gradients of others

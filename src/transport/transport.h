@@ -135,6 +135,7 @@ class Socket {
   virtual uint16_t local_port() const { return 0; }
   virtual std::string peer() const = 0;
   virtual void limit_unsent(uint32_t bytes) { (void)bytes; }
+  virtual void limit_rate(double bytes_per_s) { (void)bytes_per_s; }
   virtual std::optional<TcpInfo> tcp_info() const { return std::nullopt; }
   virtual int fd() const { return -1; }  // the kernel's number for it, if it has one
 

@@ -64,6 +64,10 @@ class TcpSocket final : public Socket {
     auto limit = static_cast<int>(bytes);
     setsockopt(fd_.get(), IPPROTO_TCP, TCP_NOTSENT_LOWAT, &limit, sizeof limit);
   }
+  void limit_rate(double bytes_per_s) override {
+    auto rate = static_cast<uint64_t>(bytes_per_s);
+    setsockopt(fd_.get(), SOL_SOCKET, SO_MAX_PACING_RATE, &rate, sizeof rate);
+  }
   std::optional<TcpInfo> tcp_info() const override {
     struct ::tcp_info raw {};
     socklen_t size = sizeof raw;
