@@ -199,7 +199,8 @@ void expect_data_flows(std::vector<Result<Mesh>>& meshes) {
   auto ranks = static_cast<uint32_t>(meshes.size());
   LinkedGroup group(meshes);
   for (uint32_t rank = 0; rank < ranks; ++rank)
-    for (uint16_t lane = 0; lane < 2; ++lane) group.sides[rank].links->open({meshes[rank]->next()}, lane);
+    for (uint16_t lane = 0; lane < 2; ++lane)
+      group.sides[rank].links->open({meshes[rank]->next()}, lane);
   ASSERT_TRUE(group.turn_until([&] {
     return std::all_of(group.sides.begin(), group.sides.end(), [](const auto& side) {
       return side.opened.size() == 2 && side.accepted.size() == 2;
