@@ -25,7 +25,11 @@ class Wire : public ::testing::TestWithParam<bool> {
     std::vector<std::thread> threads;
     for (uint32_t rank = 0; rank < ranks; ++rank)
       threads.emplace_back([&, rank] {
-        auto engine = make_wire({rank, ranks, folder_ + "/wire"}, GetParam());
+        Place place;
+        place.rank = rank;
+        place.ranks = ranks;
+        place.store = folder_ + "/wire";
+        auto engine = make_wire(place, GetParam());
         if (!engine) {
           problems[rank] = engine.error().message();
           return;
