@@ -10,7 +10,6 @@
 #include "engines.h"
 #include "machine.h"
 #include "weft/bench.h"
-#include "weft/plan.h"
 
 namespace weft::bench {
 namespace {
@@ -102,8 +101,7 @@ class Harness {
   Result<CollectiveResult> run() {
     const Nanos begin = monotonic_clock().now();
     const auto cpu_from = stolen_time();
-    WEFT_ASSIGN(plan::Plan plan, plan::preset("default"));
-    lanes_ = options_.lanes > 0 ? options_.lanes : plan.lanes;
+    lanes_ = std::max(1u, options_.lanes);
     WEFT_ASSIGN(Folder folder, Folder::make());
     start_all(folder.path());
     for (uint64_t bytes = options_.from.count;; bytes *= options_.factor) {

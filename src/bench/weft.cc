@@ -62,7 +62,8 @@ class Weft final : public Engine {
     options.ranks = place.ranks;
     options.rendezvous = "file:" + place.store;
     options.secret = place.secret;
-    options.plan.lanes = place.lanes > 0 ? place.lanes : options.plan.lanes;
+    // Inside one machine nothing holds a single connection back.
+    options.plan.lanes = std::max(1u, place.lanes);
     options.shared_memory = shm;
     options.probe = false;
     if (!place.algorithm.empty()) {

@@ -176,7 +176,7 @@ void add_collective(CLI::App& group, Context& context, const std::string& name) 
   verb->add_option("--transport", options->transport, "What peers on one host talk over")
       ->check(CLI::IsMember({"tcp", "shm"}))
       ->capture_default_str();
-  verb->add_option("--lanes", options->bench.lanes, "Lanes of weft; its plan's if not given")
+  verb->add_option("--lanes", options->bench.lanes, "Lanes of weft; one if not given")
       ->check(CLI::Range(1u, 64u).description(""));
   verb->add_option("--algorithm", options->bench.algorithm,
                    "Algorithm of weft; its own choice if not given");

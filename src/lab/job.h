@@ -36,7 +36,7 @@ struct Job {
   bool record = true, probe = true, compute_only = false;
   bool burn = false;
   std::map<uint16_t, double> lane_rate;  // bytes a second
-  std::string folder;  // for the trace and the result
+  std::string folder;                    // for the trace and the result
   std::string model;
   std::string plan;  // canonical text
   std::optional<ClockError> clock;
