@@ -18,6 +18,12 @@ namespace {
 namespace sim = transport::sim;
 using sim::Fault;
 
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr uint64_t kSeeds = 100;  // sanitizers watch every switch of stacks
+#else
+constexpr uint64_t kSeeds = 1000;
+#endif
+
 struct OneCall {
   Collective collective = Collective::all_reduce;
   Algorithm algorithm = Algorithm::ring;
@@ -333,7 +339,7 @@ class Simulation : public testing::Test {
 TEST_F(Simulation, ends_right_or_with_a_culprit_under_every_seed) {
   std::optional<uint64_t> alone = from_environment("WEFT_SIM_SEED");
   uint64_t first = alone.value_or(1);
-  uint64_t last = alone.value_or(from_environment("WEFT_SIM_SEEDS").value_or(1000));
+  uint64_t last = alone.value_or(from_environment("WEFT_SIM_SEEDS").value_or(kSeeds));
   size_t right = 0, failed = 0, wrong = 0;
   for (uint64_t seed = first; seed <= last && wrong < 20; ++seed) {
     Scene scene = scene_of(seed);
