@@ -1,0 +1,200 @@
+#include "weft/api.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <thread>
+
+namespace weft::api {
+namespace {
+
+constexpr uint32_t kLayersMax = 65535;  // a trace counts layers in 16 bits
+constexpr Nanos kTimeoutMax = Nanos::from_seconds(30.0 * 24 * 3600);  // a moment plus it is one
+
+std::optional<std::string> variable_of_process(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr ? std::nullopt : std::optional<std::string>(value);
+}
+
+// Words of the environment in messages: short, and nothing that moves the cursor.
+std::string shown(const std::string& value) {
+  std::string out = value.substr(0, 64);
+  for (char& c : out)
+    if (c < ' ' || c > '~') c = '?';
+  return out + (value.size() > out.size() ? "..." : "");
+}
+
+Result<launch::Membership> find_membership(const launch::Lookup& lookup) {
+  if (launch::launcher_of_environment(lookup)) return launch::membership_from_environment(lookup);
+  launch::Membership alone;
+  alone.local_size = 1;
+  alone.host = lookup("WEFT_HOST").value_or("localhost");
+  alone.interface = lookup("WEFT_INTERFACE").value_or("");
+  alone.secret = launch::new_secret();
+  return alone;
+}
+
+Result<bool> find_shared_memory(const launch::Lookup& lookup) {
+  auto value = lookup("WEFT_SHARED_MEMORY");
+  if (!value || *value == "1") return true;
+  if (*value == "0") return false;
+  return error(Code::invalid_argument, "WEFT_SHARED_MEMORY is \"%s\": expected 0 or 1",
+               shown(*value).c_str());
+}
+
+// What the options give, what the environment says, or `otherwise`.
+Result<Nanos> find_timeout(const std::optional<Nanos>& given, const launch::Lookup& lookup,
+                           const char* name, Nanos otherwise) {
+  const auto value = lookup(name);
+  Nanos timeout = given.value_or(otherwise);
+  bool right = true;
+  if (!given && value) {
+    const auto parsed = parse_duration(*value);
+    right = parsed.ok();
+    if (right) timeout = *parsed;
+  }
+  if (right && timeout.count > 0 && timeout <= kTimeoutMax) return timeout;
+  const std::string found = given ? format_duration(*given) : shown(value.value_or(""));
+  return error(Code::invalid_argument,
+               "%s is \"%s\": expected a time to wait, above 0 and at most 30 days, such as 30s",
+               given ? "a timeout" : name, found.c_str());
+}
+
+Result<plan::Plan> find_plan(const launch::Lookup& lookup) {
+  auto named = lookup("WEFT_PLAN");
+  auto plan = plan::load(named.value_or("default"));
+  if (!plan && named) return std::move(plan).error().in("WEFT_PLAN");
+  return plan;
+}
+
+Result<runtime::Options> find_options(const JoinOptions& given, const launch::Lookup& lookup,
+                                      const launch::Membership& membership) {
+  runtime::Options options;
+  options.rank = {membership.rank};
+  options.ranks = membership.size;
+  options.rendezvous = membership.rendezvous;
+  options.interface = given.interface.value_or(membership.interface);
+  options.secret = membership.secret;
+  options.host = membership.host;
+  if (given.plan) {
+    options.plan = *given.plan;
+  } else {
+    WEFT_ASSIGN(options.plan, find_plan(lookup));
+  }
+  if (given.shared_memory) {
+    options.shared_memory = *given.shared_memory;
+  } else {
+    WEFT_ASSIGN(options.shared_memory, find_shared_memory(lookup));
+  }
+  WEFT_ASSIGN(options.join_deadline,
+              find_timeout(given.join_timeout, lookup, "WEFT_JOIN_TIMEOUT", options.join_deadline));
+  WEFT_ASSIGN(options.progress_deadline,
+              find_timeout(given.progress_timeout, lookup, "WEFT_PROGRESS_TIMEOUT",
+                           options.progress_deadline));
+  return options;
+}
+
+// One file a rank, as every run of weft has.
+Result<std::unique_ptr<capture::Recorder>> start_recorder(const std::string& folder,
+                                                          const launch::Membership& membership,
+                                                          const plan::Plan& plan) {
+  if (folder.empty()) return capture::Recorder::off();
+  std::error_code failure;
+  std::filesystem::create_directories(folder, failure);
+  if (failure) return io_error(failure.value(), "cannot make %s for the trace", folder.c_str());
+  capture::Options options;
+  options.path = folder + "/" + trace::file_name(membership.rank);
+  options.environment = capture::describe_machine();
+  trace::Environment& environment = options.environment;
+  environment.host = membership.host;
+  // Whether two ranks share a clock is not known before they meet: each counts as a host.
+  environment.host_index = membership.rank;
+  environment.rank = membership.rank;
+  environment.ranks = membership.size;
+  environment.plan_name = plan.name;
+  environment.plan_hash = plan::hash(plan);
+  environment.plan_text = plan::canonical(plan);
+  return capture::Recorder::start(std::move(options));
+}
+
+Result<trace::Model> describe(const std::vector<Tensor>& tensors) {
+  uint32_t layers = 0;
+  for (const Tensor& tensor : tensors) {
+    if (tensor.layer >= kLayersMax)
+      return error(Code::invalid_argument, "tensor \"%s\" is of layer %u; there may be %u layers",
+                   tensor.name.c_str(), tensor.layer, kLayersMax);
+    layers = std::max(layers, tensor.layer + 1);
+  }
+  trace::Model model;
+  for (uint32_t layer = 0; layer < layers; ++layer)
+    model.layers.push_back({text("layer %u", layer)});
+  for (const Tensor& tensor : tensors)
+    model.tensors.push_back(
+        {tensor.name, tensor.data.size_bytes(), tensor.layer, tensor.layer, tensor.layer});
+  return model;
+}
+
+constexpr std::chrono::milliseconds kAskAgain{10};
+
+}  // namespace
+
+Job::Job(std::shared_ptr<capture::Recorder> recorder, std::unique_ptr<Group> group,
+         launch::Membership membership, plan::Plan plan)
+    : recorder_(std::move(recorder)),
+      group_(std::move(group)),
+      membership_(std::move(membership)),
+      plan_(std::move(plan)) {}
+
+Job::~Job() = default;
+
+Result<std::unique_ptr<Exchange>> Job::exchange(std::vector<Tensor> tensors) {
+  WEFT_ASSIGN(const trace::Model model, describe(tensors));
+  WEFT_ASSIGN(auto exchange, group_->exchange(std::move(tensors)));
+  recorder_->model(model);
+  return exchange;
+}
+
+Result<std::unique_ptr<Job>> Job::rebuild(Nanos settle) {
+  // The rank that the others meet at may hear of the failure last, and until then its old group
+  // turns them away: they ask again for as long as it would wait for them.
+  const Nanos until = monotonic_clock().now() + settle;
+  auto rebuilt = group_->rebuild(settle);
+  while (!rebuilt && rebuilt.error().code() == Code::peer_lost && monotonic_clock().now() < until) {
+    std::this_thread::sleep_for(kAskAgain);
+    rebuilt = group_->rebuild(settle);
+  }
+  WEFT_ASSIGN(auto group, std::move(rebuilt));
+  launch::Membership membership = membership_;
+  membership.rank = group->rank().index;
+  membership.size = group->ranks();
+  // Who of this host is left, the launcher did not say.
+  membership.local_rank = 0;
+  membership.local_size = 0;
+  return std::unique_ptr<Job>(new Job(recorder_, std::move(group), std::move(membership), plan_));
+}
+
+Result<void> Job::leave() {
+  WEFT_TRY(group_->leave());
+  return recorder_->flush();
+}
+
+Result<std::unique_ptr<Job>> join(const JoinOptions& given) {
+  const launch::Lookup lookup = given.environment ? given.environment : variable_of_process;
+  launch::Membership membership;
+  if (given.membership) {
+    membership = *given.membership;
+  } else {
+    WEFT_ASSIGN(membership, find_membership(lookup));
+  }
+  WEFT_ASSIGN(runtime::Options options, find_options(given, lookup, membership));
+  const std::string folder =
+      given.trace ? *given.trace : lookup("WEFT_TRACE").value_or(std::string());
+  options.probe = given.probe.value_or(!folder.empty());
+  WEFT_ASSIGN(std::shared_ptr<capture::Recorder> recorder,
+              start_recorder(folder, membership, options.plan));
+  WEFT_ASSIGN(auto group, Group::join(options, *recorder));
+  return std::unique_ptr<Job>(
+      new Job(std::move(recorder), std::move(group), std::move(membership), options.plan));
+}
+
+}  // namespace weft::api

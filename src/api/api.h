@@ -1,0 +1,104 @@
+// api: all that a C++ program includes to be a rank of a job.
+//
+//   auto job = weft::api::join();                       // rank, size and meeting point:
+//   environment if (!job) return complain(job.error()); weft::Group& group = (*job)->group(); if
+//   (auto done = group.all_reduce(data); !done) return complain(done.error()); if (auto left =
+//   (*job)->leave(); !left) return complain(left.error());
+//
+// The environment says who this process is and how it works; an option given here wins over it.
+// docs/api.md has the tables.
+//
+//   the launcher's variables    rank, size, meeting point, secret (docs/launch.md); a process that
+//                               no launcher started is a group of one
+//   WEFT_PLAN                   a plan's file or a preset; "default" if not set
+//   WEFT_TRACE                  a folder: each rank records into a file of its own there
+//   WEFT_INTERFACE              the network interface to use
+//   WEFT_SHARED_MEMORY          0: no shared memory between ranks on one host
+//   WEFT_JOIN_TIMEOUT           how long to wait for the others at the start, "30s"
+//   WEFT_PROGRESS_TIMEOUT       operations in flight and nothing moves for that long, "30s"
+//
+// Lifetimes: a Job owns its Group and the recorder that the group writes to. Work handles,
+// exchanges and sub-groups of it must be gone before the Job is. A Job that was rebuilt from
+// another shares the recorder with it, and neither needs the other.
+//
+// Threads: as runtime.h says for a Group; a Job is destroyed by one thread when nobody uses it, and
+// never inside a callback of Work::then().
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "weft/capture.h"
+#include "weft/launch.h"
+#include "weft/plan.h"
+#include "weft/runtime.h"
+
+namespace weft {
+
+// The runtime's words, without its name.
+using runtime::Algorithm;
+using runtime::Call;
+using runtime::Collective;
+using runtime::Exchange;
+using runtime::Group;
+using runtime::Op;
+using runtime::Tensor;
+using runtime::Type;
+using runtime::Work;
+
+}  // namespace weft
+
+namespace weft::api {
+
+// What is absent comes from the environment.
+struct JoinOptions {
+  std::optional<launch::Membership> membership;
+  std::optional<plan::Plan> plan;
+  std::optional<std::string> trace;  // a folder, made if need be; empty: no recording
+  std::optional<std::string> interface;
+  std::optional<bool> shared_memory;
+  std::optional<Nanos> join_timeout;
+  std::optional<Nanos> progress_timeout;
+  // Measures the network when joining, for at most a second; absent: if a trace is recorded, which
+  // is where the measurement goes. The same on all ranks.
+  std::optional<bool> probe;
+  launch::Lookup environment;  // empty: the environment of the process
+};
+
+class Job {
+ public:
+  ~Job();  // without leave(), the others see this rank as lost
+  Job(const Job&) = delete;
+  Job& operator=(const Job&) = delete;
+
+  Group& group() { return *group_; }
+  // Where the program may record what it computes, beside what weft records. Inert without a trace.
+  capture::Recorder& recorder() { return *recorder_; }
+  const launch::Membership& membership() const { return membership_; }
+  const plan::Plan& plan() const { return plan_; }
+
+  // Group::exchange, and the trace learns which tensors there are.
+  Result<std::unique_ptr<Exchange>> exchange(std::vector<Tensor> tensors);
+  // Group::rebuild: after a failure, a job of those that are left. This one stays as it is, failed.
+  Result<std::unique_ptr<Job>> rebuild(Nanos settle = Nanos::from_seconds(5));
+  // Waits until all ranks want to leave, and until all that was recorded is in the file.
+  Result<void> leave();
+
+ private:
+  friend Result<std::unique_ptr<Job>> join(const JoinOptions& options);
+  Job(std::shared_ptr<capture::Recorder> recorder, std::unique_ptr<Group> group,
+      launch::Membership membership, plan::Plan plan);
+
+  // The group's thread records: the group goes first.
+  std::shared_ptr<capture::Recorder> recorder_;
+  std::unique_ptr<Group> group_;
+  launch::Membership membership_;
+  plan::Plan plan_;
+};
+
+// Becomes a member of the job that the environment and the options describe.
+Result<std::unique_ptr<Job>> join(const JoinOptions& options = {});
+
+}  // namespace weft::api
