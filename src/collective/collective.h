@@ -116,6 +116,7 @@ class Engine final : private transport::ChunkHandler {
     std::optional<transport::LaneWorkers::Kind> worker = {};
     uint32_t workers = 1;
     std::map<uint16_t, double> lane_rate = {};  // most bytes a second of a lane
+    bool check_inside_machine = true;  // checksums also where no link can damage anything
   };
   // A rank cannot be talked to any more, or said something that it must not.
   using OnLost = std::function<void(Rank peer, Error error)>;

@@ -103,6 +103,7 @@ uint32_t Engine::add_lane(bool outgoing, Rank rank, uint16_t number,
       outgoing ? Lane::Role::out : Lane::Role::in, *mesh_.reactor, std::move(socket),
       std::move(shared), index, static_cast<transport::ChunkHandler&>(*this), clock_, unsent,
       [this](uint32_t lane, Error error) { broke(lane, std::move(error)); });
+  if (!options_.check_inside_machine) made->trust_this_machine();
   slots_[index].lane = std::move(made);
   return index;
 }

@@ -38,6 +38,16 @@ void Group::Impl::once() {
   if (sits) turn(Nanos{0});
 }
 
+// The progress thread would sit down again before anyone else could, unless it sees that someone
+// wants to.
+std::unique_lock<std::mutex> Group::Impl::take_seat() {
+  callers.fetch_add(1);
+  if (options.progress_thread) mesh.reactor->wake();
+  std::unique_lock sits(seat);
+  callers.fetch_sub(1);
+  return sits;
+}
+
 // Takes the seat if it is free, and turns; otherwise waits for the one who sits there.
 void Group::Impl::drive_until(const std::function<bool()>& done) {
   auto over = [&] { return done() || has_failed.load(std::memory_order_acquire); };
@@ -81,7 +91,9 @@ void Group::Impl::loop() {
       };
       if (!wanted()) {
         parked.store(true);
-        while (!wanted()) unpark.wait_for(lock, std::chrono::nanoseconds(kStayAway.count));
+        while (!wanted())
+          unpark.wait_for(lock,
+                          std::chrono::nanoseconds((callers.load() > 0 ? kTurn : kStayAway).count));
         parked.store(false);
       }
     }

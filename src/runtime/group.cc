@@ -46,6 +46,7 @@ Group::Impl::Impl(const Options& given, uint32_t epoch_in, capture::Recorder& re
     engine_options.worker = transport::LaneWorkers::Kind::thread;
   engine_options.workers = options.plan.lane_workers;
   engine_options.lane_rate = options.lane_rate;
+  engine_options.check_inside_machine = options.check_inside_machine;
   engine = std::make_unique<collective::Engine>(
       engine_options, mesh, recorder,
       [this](Rank peer, Error error) { suspect(peer, std::move(error)); },

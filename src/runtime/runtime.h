@@ -51,6 +51,8 @@ struct Options {
   double shrink = 1;          // a lab's divisor for every size in the plan
   bool probe = true;          // measure the network when joining, for at most a second
   bool shared_memory = true;  // with ranks on the same host
+  // Checksums of payloads also over TCP inside one machine, where no link can damage them.
+  bool check_inside_machine = false;
   std::map<uint16_t, double> lane_rate;  // most bytes a second of a lane, for experiments
   Nanos join_deadline = Nanos::from_seconds(30);
   Nanos progress_deadline = Nanos::from_seconds(30);  // operations in flight, and nothing moves

@@ -31,6 +31,7 @@ inline Options options_for(uint32_t rank, uint32_t ranks, uint16_t port, const p
   options.secret = "a secret of the test";
   options.plan = plan;
   options.probe = false;
+  options.check_inside_machine = true;  // as between machines: tests damage what travels
   options.join_deadline = Nanos::from_seconds(10);
   return options;
 }

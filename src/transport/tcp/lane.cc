@@ -79,6 +79,10 @@ Lane::~Lane() {
   if (!failed_) reactor_.remove(*socket_);
 }
 
+void Lane::trust_this_machine() {
+  if (socket_->inside_machine()) checks_ = false;
+}
+
 void Lane::fail(Error error) {
   if (failed_) return;
   failed_ = true;
@@ -162,7 +166,7 @@ bool Lane::push_out() {
       return false;
     }
     out_.header.wants_receipt = !keeps_copies_;
-    out_.header.checksum = socket_->shared() ? 0 : checksum(out_.payload);
+    out_.header.checksum = checks_ && !socket_->shared() ? checksum(out_.payload) : 0;
     encode(out_.header, out_header_);
     out_parts_.clear();
     out_parts_.push_back({out_header_.data(), out_header_.size()});
@@ -317,7 +321,7 @@ bool Lane::begin_payload() {
 bool Lane::end_payload(const std::byte* in_place, Nanos now) {
   in_payload_ = false;
   in_header_have_ = 0;
-  if (!socket_->shared()) {
+  if (!socket_->shared() && in_header_.checksum != 0) {
     std::vector<std::span<const std::byte>> parts(landing_.payload.begin(), landing_.payload.end());
     if (checksum(parts) != in_header_.checksum) {
       fail(error(Code::corrupt, "payload of operation %u, step %u, chunk %u was damaged on the way",

@@ -81,6 +81,13 @@ class TcpSocket final : public Socket {
     return info;
   }
   int fd() const override { return fd_.get(); }
+  bool inside_machine() const override {
+    Address other;
+    other.size = sizeof other.storage;
+    if (getpeername(fd_.get(), reinterpret_cast<sockaddr*>(&other.storage), &other.size) != 0)
+      return false;
+    return host_of(other) == local_host();
+  }
 
   static void tune(int fd) {
     int yes = 1;
