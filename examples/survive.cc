@@ -49,7 +49,7 @@ weft::Result<void> run() {
       return weft::error(weft::Code::corrupt, "another rank is blamed than the one that died");
     // All survivors come here. The wait ends when the time to settle is over: ranks that would come
     // later are left out.
-    WEFT_ASSIGN(auto smaller, job->rebuild(weft::Nanos::from_seconds(1)));
+    WEFT_ASSIGN(auto smaller, job->rebuild());
     job = std::move(smaller);
     rebuilt = true;
     // A rank may have finished the step before it heard of the death, and another not: all go on

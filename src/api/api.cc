@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
-#include <thread>
 
 namespace weft::api {
 namespace {
@@ -134,8 +133,6 @@ Result<trace::Model> describe(const std::vector<Tensor>& tensors) {
   return model;
 }
 
-constexpr std::chrono::milliseconds kAskAgain{10};
-
 }  // namespace
 
 Job::Job(std::shared_ptr<capture::Recorder> recorder, std::unique_ptr<Group> group,
@@ -155,15 +152,7 @@ Result<std::unique_ptr<Exchange>> Job::exchange(std::vector<Tensor> tensors) {
 }
 
 Result<std::unique_ptr<Job>> Job::rebuild(Nanos settle) {
-  // The rank that the others meet at may hear of the failure last, and until then its old group
-  // turns them away: they ask again for as long as it would wait for them.
-  const Nanos until = monotonic_clock().now() + settle;
-  auto rebuilt = group_->rebuild(settle);
-  while (!rebuilt && rebuilt.error().code() == Code::peer_lost && monotonic_clock().now() < until) {
-    std::this_thread::sleep_for(kAskAgain);
-    rebuilt = group_->rebuild(settle);
-  }
-  WEFT_ASSIGN(auto group, std::move(rebuilt));
+  WEFT_ASSIGN(auto group, group_->rebuild(settle));
   launch::Membership membership = membership_;
   membership.rank = group->rank().index;
   membership.size = group->ranks();
