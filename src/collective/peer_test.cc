@@ -239,6 +239,22 @@ TEST(Peer, cannot_write_into_memory_that_its_owner_has_back) {
   EXPECT_TRUE(std::all_of(alone.data.begin(), alone.data.end(), [](float x) { return x == 77; }));
 }
 
+TEST(Peer, cannot_write_through_a_lane_that_it_opens_when_all_is_over) {
+  Alone alone;
+  alone.engine->start(alone.operation);
+  alone.engine->halt();
+  std::fill(alone.data.begin(), alone.data.end(), 77.0f);
+  alone.links->open({1}, 5);
+  ASSERT_TRUE(alone.turn_until([&] { return alone.to_engine.size() == 3; }));
+  ChunkHeader header = Alone::chunk_of(1, 0);
+  std::vector<std::byte> bytes(transport::kChunkHeaderBytes + header.length);
+  transport::encode(header, std::span(bytes).first<transport::kChunkHeaderBytes>());
+  iovec part{bytes.data(), bytes.size()};
+  alone.to_engine[2]->send(&part, 1);
+  alone.turns();
+  EXPECT_TRUE(std::all_of(alone.data.begin(), alone.data.end(), [](float x) { return x == 77; }));
+}
+
 TEST(Peer, that_sends_what_is_not_due_is_refused) {
   struct {
     std::function<void(ChunkHeader&)> change;

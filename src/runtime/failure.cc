@@ -18,6 +18,7 @@ constexpr Nanos kGrace = Nanos::from_millis(200);
 constexpr Nanos kAfterRoot = Nanos::from_seconds(1);
 constexpr Nanos kRelaySilence = Nanos::from_seconds(1);  // four heartbeats
 constexpr Nanos kLinger = Nanos::from_millis(500);
+constexpr Nanos kRetry = Nanos::from_millis(20);
 
 }  // namespace
 
@@ -316,13 +317,22 @@ Result<std::unique_ptr<Group>> Group::rebuild(Nanos settle) {
   options.ranks = old.mesh.ranks;
   {
     // Whoever comes from the old group finds nobody; the new one listens in its place.
-    std::lock_guard sits(old.seat);
+    auto sits = old.take_seat();
     old.mesh.acceptor.reset();
   }
   options.probe = false;
-  WEFT_ASSIGN(auto impl, Impl::join(options, old.recorder, old.epoch + 1,
-                                    Impl::Survivors{Rank{root}, settle}));
-  return std::unique_ptr<Group>(new Group(std::move(impl), nullptr, 0));
+  auto reactor = old.mesh.network->reactor();
+  Nanos until = old.now() + options.join_deadline;
+  for (;;) {
+    auto impl =
+        Impl::join(options, old.recorder, old.epoch + 1, Impl::Survivors{Rank{root}, settle});
+    if (impl) return std::unique_ptr<Group>(new Group(std::move(*impl), nullptr, 0));
+    // The new root may still listen for the old group, which refuses whoever comes from the new.
+    options.join_deadline = until - old.now();
+    bool refused = impl.error().code() == Code::peer_lost && options.rank != Rank{root};
+    if (!refused || options.join_deadline <= kRetry) return std::move(impl).error();
+    reactor->run_once(kRetry);
+  }
 }
 
 }  // namespace weft::runtime

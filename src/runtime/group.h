@@ -76,7 +76,8 @@ struct Group::Impl : std::enable_shared_from_this<Group::Impl> {
   // Returns when `done` holds or the group has failed, moving things along meanwhile.
   void drive_until(const std::function<bool()>& done);
   void post(std::function<void()> command);
-  void once();       // one turn, if nobody else is driving
+  void once();  // one turn, if nobody else is driving
+  std::unique_lock<std::mutex> take_seat();
   void call_back();  // the progress thread is wanted
 
   // ---- the driver (group.cc)

@@ -107,7 +107,7 @@ void Group::Impl::serve_status(Nanos at) {
 }
 
 std::string Group::status() {
-  std::lock_guard sits(impl_->seat);
+  auto sits = impl_->take_seat();
   return impl_->status_of_this_rank();
 }
 
