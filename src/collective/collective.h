@@ -116,7 +116,7 @@ class Engine final : private transport::ChunkHandler {
     std::optional<transport::LaneWorkers::Kind> worker = {};
     uint32_t workers = 1;
     std::map<uint16_t, double> lane_rate = {};  // most bytes a second of a lane
-    bool check_inside_machine = true;  // checksums also where no link can damage anything
+    bool check_inside_machine = true;           // checksums also where no link can damage anything
   };
   // A rank cannot be talked to any more, or said something that it must not.
   using OnLost = std::function<void(Rank peer, Error error)>;
@@ -286,6 +286,11 @@ class Engine final : private transport::ChunkHandler {
   uint64_t next_resend_ = 0;
   std::vector<std::vector<std::byte>> spare_;  // temporaries to use again
   std::vector<uint32_t> ready_sends_, ready_receives_;
+  // Receipts for large chunks go out when an operation has all of them, or soon after the chunk
+  // came.
+  bool owes_receipts_ = false;
+  bool received_all_ = false;
+  Nanos receipts_since_;
   size_t next_peer_ = 0;
   bool more_to_send_ = false;
   uint64_t next_message_;

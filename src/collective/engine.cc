@@ -361,6 +361,8 @@ Result<void> Engine::arrived(uint32_t lane, const ChunkHeader& header, const std
                              Moment when) {
   last_change_ = mesh_.network->clock().now();
   Slot& slot = slots_[lane];
+  if (header.length > transport::kRetainedBytes && !std::exchange(owes_receipts_, true))
+    receipts_since_ = last_change_;
   Landing landing = std::exchange(slot.landing, Landing{Landing::Where::nowhere, 0, 0});
   if (landing.where == Landing::Where::discard) return {};
   auto found = running_.find(landing.key);
@@ -397,6 +399,8 @@ void Engine::take_in(Running& running, uint32_t receive, const std::byte* data) 
   size_t size = reduce::size_of(running.operation.type);
   uint64_t bytes = running.steps.program().receives()[receive].elements * size;
   running.bytes_done += bytes;
+  // Nothing more comes for this one: those who sent it may be waiting to hear so.
+  if (running.bytes_done == running.bytes_total) received_all_ = true;
   ++running.chunks_done;
   give_up_landings(key_of(running.operation), receive);
   if (!running.steps.take(receive)) {

@@ -12,6 +12,7 @@ namespace {
 
 // A rank whose process lives accepts again within this time.
 constexpr Nanos kReopen = Nanos::from_seconds(3);
+constexpr Nanos kReceipts = Nanos::from_millis(1);  // that a sender may wait for them
 constexpr size_t kRoundsPerPoll = 4;
 constexpr uint32_t kServedLanes = 32;  // for which a worker has buffers
 
@@ -213,6 +214,13 @@ std::vector<Key> Engine::poll(Nanos now) {
     more_to_send_ = serve(to) || more_to_send_;
   }
   next_peer_ = (next_peer_ + 1) % peers_.size();
+  if (owes_receipts_ &&
+      (std::exchange(received_all_, false) || now - receipts_since_ > kReceipts)) {
+    owes_receipts_ = false;
+    for (Slot& slot : slots_)
+      if (slot.lane && !slot.outgoing && !slot.broken) slot.lane->send_receipts();
+  }
+  more_to_send_ = more_to_send_ || owes_receipts_;
   reap(now);
   for (Key key : finished_) running_.erase(key);
   return std::exchange(finished_, {});

@@ -70,7 +70,8 @@ void Group::Impl::drive_until(const std::function<bool()>& done) {
       // An event may be what this thread waits for: look before sleeping.
       turn(looks || first ? Nanos{0} : kTurn);
       if (!looks) continue;
-      if (oversubscribed && !over()) ::sched_yield();
+      // Whoever has work goes first: perhaps it is what this thread waits for.
+      if (!over()) ::sched_yield();
     }
   }
   last_call.store(now().count);

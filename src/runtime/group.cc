@@ -1,8 +1,6 @@
 // The driver's turn: frames, operations of the exchange, and the public face of a group.
 #include "group.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 
 namespace weft::runtime {
@@ -53,9 +51,6 @@ Group::Impl::Impl(const Options& given, uint32_t epoch_in, capture::Recorder& re
       [this](std::unique_ptr<transport::Socket> socket) { asked(std::move(socket)); });
   control_track =
       recorder.track({trace::TrackType::control, "control", trace::kNone16, trace::kNone16});
-  long local = 1 + std::count_if(mesh.members.begin(), mesh.members.end(),
-                                 [](const transport::Member& m) { return m.shares_memory; });
-  oversubscribed = local > ::sysconf(_SC_NPROCESSORS_ONLN);
 }
 
 Result<std::shared_ptr<Group::Impl>> Group::Impl::join(const Options& options,

@@ -114,8 +114,6 @@ struct Group::Impl : std::enable_shared_from_this<Group::Impl> {
   schedule::Choice choice;
   std::vector<uint32_t> host_of;  // by rank
   trace::TrackId control_track = 0;
-  bool oversubscribed = false;  // more ranks than processors on this host: looking again and again
-                                // would take them from those who have work
 
   std::mutex mutex;
   std::condition_variable changed;

@@ -59,7 +59,7 @@ struct Options {
   Nanos ready_deadline = Nanos::from_seconds(600);    // some ranks wait for gradients of others
   Nanos silence_deadline = Nanos::from_seconds(15);   // no sign of life from a rank
   // How long a waiting thread looks again and again before it sleeps.
-  Nanos spin = Nanos::from_micros(100);
+  Nanos spin = Nanos::from_micros(300);
   // Without it, work moves only while a thread waits or tests: for simulated networks.
   bool progress_thread = true;
   transport::Network* network = nullptr;  // null: the kernel's

@@ -168,11 +168,11 @@ Algorithm Choice::at(uint64_t bytes) const {
 }
 
 Choice default_choice(uint32_t ranks) {
-  // Up to 32 KiB a step's latency outweighs its bytes on any network; two ranks send no more by
+  // Up to 64 KiB a step's latency outweighs its bytes on any network; two ranks send no more by
   // doubling than by any other way, and only reduce more. From 1 MiB on the ring's steps overlap.
   bool power_of_two = (ranks & (ranks - 1)) == 0;
   Choice choice;
-  choice.by_size = {{(ranks == 2 ? 256u : 32u) << 10, Algorithm::doubling},
+  choice.by_size = {{(ranks == 2 ? 256u : 64u) << 10, Algorithm::doubling},
                     {1u << 20, power_of_two ? Algorithm::halving_doubling : Algorithm::ring},
                     {UINT64_MAX, Algorithm::ring}};
   return choice;

@@ -214,6 +214,8 @@ class LanePort {
   virtual void resume() = 0;  // a chunk that was refused with not_yet may be offered again
   // Touches no payload from now on; the connection stays open, and nobody is told.
   virtual void halt() = 0;
+  // Sends receipts that are due but not urgent enough to be sent by themselves.
+  virtual void send_receipts() {}
   virtual bool ready() const = 0;  // out: the other end has answered
   virtual bool shared() const = 0;
   virtual const LaneCounters& counters() const = 0;
@@ -246,6 +248,7 @@ class Lane final : public LanePort, public Reactor::Handler {
   bool send_one() override;
   void resume() override;
   void halt() override;
+  void send_receipts() override;
   bool failed() const { return failed_; }
   bool ready() const override { return !failed_ && greeted_; }
   bool shared() const override { return socket_->shared(); }
@@ -267,7 +270,7 @@ class Lane final : public LanePort, public Reactor::Handler {
   bool begin_payload();
   bool end_payload(const std::byte* in_place, Nanos now);
   void receive_receipts();
-  void send_receipt();
+  void send_receipt(bool owed);
   void attach();
   void fail(Error error);
   void update_interest();

@@ -167,7 +167,7 @@ Result<bool> Handshake::advance(Socket& socket) {
 namespace {
 constexpr Nanos kRetry = Nanos::from_millis(50);
 // A connection that is neither opened nor refused, or that stops in its proof, is tried again.
-constexpr Nanos kAttempt = Nanos::from_seconds(3);
+constexpr Nanos kAttempt = Nanos::from_seconds(2);
 }  // namespace
 
 Dial::Dial(Network& network, Reactor& reactor, std::string host, uint16_t port, std::string secret,

@@ -18,7 +18,7 @@ constexpr size_t kReceiveBudget = 4u << 20;  // bytes a turn, so that no lane st
 constexpr uint32_t kReceiptMagic = 0x6b634177;  // "wAck"
 constexpr uint32_t kAttached = 1;               // the first receipt: the offered memory is in use
 constexpr uint64_t kReceiptChunks = 64;
-constexpr uint64_t kReceiptBytes = 256u << 10;
+constexpr uint64_t kReceiptBytes = 4u << 20;
 struct Receipt {
   uint32_t magic = kReceiptMagic;
   uint32_t flags = 0;
@@ -67,7 +67,7 @@ Lane::Lane(Role role, Reactor& reactor, std::unique_ptr<Socket> socket,
     greeting.flags = offered_ ? kAttached : 0;
     const auto* raw = reinterpret_cast<const std::byte*>(&greeting);
     receipt_.assign(raw, raw + sizeof greeting);
-    send_receipt();
+    send_receipt(false);
     if (offered_) socket_ = shm::reader(std::move(socket_), std::move(offered_));
   }
   interest_ = EPOLLIN;
@@ -131,7 +131,7 @@ void Lane::on_events(uint32_t epoll_events) {
   if (failed_) return;
   if ((epoll_events & EPOLLOUT) != 0) {
     if (role_ == Role::in && !socket_->shared()) {
-      send_receipt();
+      send_receipt(false);
     } else if (want_write_) {
       // One chunk a turn; as long as there is more to send, epoll brings us back.
       push_out();
@@ -339,7 +339,12 @@ bool Lane::end_payload(const std::byte* in_place, Nanos now) {
   return true;
 }
 
-void Lane::send_receipt() {
+void Lane::send_receipts() {
+  if (receipt_urgent_) send_receipt(true);
+  update_interest();
+}
+
+void Lane::send_receipt(bool owed) {
   if (role_ != Role::in || failed_ || socket_->shared()) return;
   for (;;) {
     while (receipt_done_ < receipt_.size()) {
@@ -350,7 +355,8 @@ void Lane::send_receipt() {
       if (put < 0) return;
       receipt_done_ += static_cast<size_t>(put);
     }
-    bool due = receipt_urgent_ || counters_.chunks_received - receipted_ >= kReceiptChunks ||
+    bool due = (receipt_urgent_ && owed) ||
+               counters_.chunks_received - receipted_ >= kReceiptChunks ||
                unreceipted_bytes_ >= kReceiptBytes;
     if (!due || counters_.chunks_received == receipted_) return;
     Receipt receipt;
@@ -411,7 +417,7 @@ void Lane::receive_some() {
     in_header_ = *header;
     if (!begin_payload()) return;
   }
-  send_receipt();
+  send_receipt(false);
 }
 
 // The same, where whole chunks can be read in place. Takes all that is there: it is bounded by the

@@ -190,6 +190,7 @@ class Server final : public ChunkHandler, Reactor::Handler {
   void send_all() {
     more_ = false;
     for (auto& [index, lane] : lanes_) {
+      lane->send_receipts();
       Place& place = places_.at(index);
       if (!place.opened && lane->ready()) {
         place.opened = true;
