@@ -57,6 +57,7 @@ test-release: build-all
 
 test-slow: build-all
 	@cd build && ctest --output-on-failure -L slow
+	@WEFT_SIM_SEEDS=20000 build/bin/runtime_test --gtest_brief=1 --gtest_filter='Simulation.ends_*'
 
 # Sanitizers slow everything down, so what measures time is left out. Their shadow memory needs
 # addresses that a kernel with much randomisation may have given away; where allowed, ask it not to.
