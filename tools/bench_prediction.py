@@ -20,7 +20,8 @@ def weft(program, *arguments):
 
 
 def random_plan(rng, number):
-    """Lanes, buckets, partition, credit, order and barrier by chance; sizes are spread evenly over their logarithms."""
+    """Lanes and who serves them, algorithm, buckets, partition, credit, order and barrier by chance; sizes are spread evenly
+    over their logarithms."""
     def size(low, high):
         return f"{int(1024 * 2 ** rng.uniform(low, high))}KiB"
 
@@ -31,7 +32,18 @@ def random_plan(rng, number):
         plan["partition"] = size(1, 5)
     if rng.random() < 0.7:
         plan["credit"] = size(2, 6)
+    plan["algorithm"] = [{"use": rng.choice(["ring", "ring", "halving_doubling", "tree", "direct", "auto"])}]
+    workers = rng.choice([(None, 1), (None, 1), ("thread", 2), ("process", 1), ("process", 2)])
+    plan["lane_workers"] = min(workers[1], plan["lanes"])
+    if workers[0] == "process":
+        plan["lane_worker"] = "process"
     return plan
+
+
+def served_by(plan):
+    """Who serves the lanes, in short."""
+    count, kind = plan["lane_workers"], plan.get("lane_worker", "thread")
+    return "driver" if kind == "thread" and count == 1 else f"{count} {kind}"
 
 
 def kendall(pairs, repeatable):
@@ -125,8 +137,8 @@ class Prediction:
         lines = ["## Random plans", "",
                  f"From one trace of VGG16 under `ddp`, {PLANS} random plans (seed {SEED}) are predicted before any of them is "
                  "run. Naive is max(compute, bytes / rate of the lanes).", "",
-                 "| plan | lanes | order | barrier | predicted | measured | error | naive | error | busy |",
-                 "|---|---|---|---|---|---|---|---|---|---|"]
+                 "| plan | algorithm | lanes | served by | order | barrier | predicted | measured | error | naive | error | busy |",
+                 "|---|---|---|---|---|---|---|---|---|---|---|---|"]
         rng = random.Random(SEED)
         trace, _ = self.recorded("vgg16", "--plan", "ddp", "--iterations", "8")
         guesses = []
@@ -142,7 +154,8 @@ class Prediction:
             measured, naive = run["iteration_ms"], naive_ms(run, run["flow_bits_per_s"], plan)
             pairs.append((predicted, measured))
             naive_pairs.append((naive, measured))
-            lines.append(f"| {plan['name']} | {plan['lanes']} | {plan['order']} | {plan['barrier']} | {predicted:.1f} ms "
+            lines.append(f"| {plan['name']} | {plan['algorithm'][0]['use']} | {plan['lanes']} | {served_by(plan)} | {plan['order']} "
+                         f"| {plan['barrier']} | {predicted:.1f} ms "
                          f"| {measured:.1f} ms | {percent(predicted, measured):+.1f} % | {naive:.1f} ms "
                          f"| {percent(naive, measured):+.1f} % | {run['cpu_busy_percent']:.0f} % |")
         lines.append("")

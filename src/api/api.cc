@@ -66,6 +66,17 @@ Result<plan::Plan> find_plan(const launch::Lookup& lookup) {
   return plan;
 }
 
+// What `weft bench algorithms -o FILE` wrote.
+Result<std::optional<cost::Costs>> find_costs(const launch::Lookup& lookup) {
+  const auto path = lookup("WEFT_COSTS");
+  if (!path || path->empty()) return std::optional<cost::Costs>();
+  auto text = read_file(*path, kib(64));
+  if (!text) return std::move(text).error().in("WEFT_COSTS");
+  auto costs = cost::from_json(*text);
+  if (!costs) return std::move(costs).error().in(*path).in("WEFT_COSTS");
+  return std::optional(std::move(*costs));
+}
+
 Result<runtime::Options> find_options(const JoinOptions& given, const launch::Lookup& lookup,
                                       const launch::Membership& membership) {
   runtime::Options options;
@@ -85,6 +96,7 @@ Result<runtime::Options> find_options(const JoinOptions& given, const launch::Lo
   } else {
     WEFT_ASSIGN(options.shared_memory, find_shared_memory(lookup));
   }
+  WEFT_ASSIGN(options.costs, find_costs(lookup));
   WEFT_ASSIGN(options.join_deadline,
               find_timeout(given.join_timeout, lookup, "WEFT_JOIN_TIMEOUT", options.join_deadline));
   WEFT_ASSIGN(options.progress_deadline,
@@ -95,24 +107,14 @@ Result<runtime::Options> find_options(const JoinOptions& given, const launch::Lo
 
 // One file a rank, as every run of weft has.
 Result<std::unique_ptr<capture::Recorder>> start_recorder(const std::string& folder,
-                                                          const launch::Membership& membership,
-                                                          const plan::Plan& plan) {
+                                                          const runtime::Options& joining) {
   if (folder.empty()) return capture::Recorder::off();
   std::error_code failure;
   std::filesystem::create_directories(folder, failure);
   if (failure) return io_error(failure.value(), "cannot make %s for the trace", folder.c_str());
   capture::Options options;
-  options.path = folder + "/" + trace::file_name(membership.rank);
-  options.environment = capture::describe_machine();
-  trace::Environment& environment = options.environment;
-  environment.host = membership.host;
-  // Whether two ranks share a clock is not known before they meet: each counts as a host.
-  environment.host_index = membership.rank;
-  environment.rank = membership.rank;
-  environment.ranks = membership.size;
-  environment.plan_name = plan.name;
-  environment.plan_hash = plan::hash(plan);
-  environment.plan_text = plan::canonical(plan);
+  options.path = folder + "/" + trace::file_name(joining.rank.index);
+  options.environment = runtime::describe_rank(joining);
   return capture::Recorder::start(std::move(options));
 }
 
@@ -179,8 +181,7 @@ Result<std::unique_ptr<Job>> join(const JoinOptions& given) {
   const std::string folder =
       given.trace ? *given.trace : lookup("WEFT_TRACE").value_or(std::string());
   options.probe = given.probe.value_or(!folder.empty());
-  WEFT_ASSIGN(std::shared_ptr<capture::Recorder> recorder,
-              start_recorder(folder, membership, options.plan));
+  WEFT_ASSIGN(std::shared_ptr<capture::Recorder> recorder, start_recorder(folder, options));
   WEFT_ASSIGN(auto group, Group::join(options, *recorder));
   return std::unique_ptr<Job>(
       new Job(std::move(recorder), std::move(group), std::move(membership), options.plan));

@@ -121,6 +121,37 @@ struct LanesResult {
 // call it, and get the same figures.
 Result<LanesResult> measure_lanes(const launch::Membership& member, const LanesOptions& options);
 
+// ---- algorithms --------------------------------------------------------------------------
+
+struct AlgorithmsOptions {
+  Bytes from = kib(1), to = mib(16);
+  uint32_t factor = 4;
+  uint32_t repeats = 5;
+  bool shared_memory = true;  // between ranks of one host, as jobs have it
+};
+
+struct AlgorithmsRow {
+  uint64_t bytes = 0;
+  std::vector<double> time_us;      // of each of AlgorithmsResult::algorithms, medians
+  std::vector<double> reckoned_us;  // the same by the fitted constants
+  uint32_t chosen = 0;              // by the constants; an index
+  double loss_percent = 0;          // of the chosen one against the fastest
+};
+
+struct AlgorithmsResult {
+  uint32_t ranks = 0, hosts = 0;
+  std::vector<std::string> algorithms;
+  std::vector<AlgorithmsRow> rows;
+  std::string costs;  // the constants, as WEFT_COSTS reads them
+  uint32_t cores = 0;
+  double steal_percent = 0;
+};
+
+// One rank of a job that times every all-reduce and fits the constants by which one is chosen. All
+// ranks call it, and get the same figures.
+Result<AlgorithmsResult> measure_algorithms(const launch::Membership& member,
+                                            const AlgorithmsOptions& options);
+
 // ---- replay ------------------------------------------------------------------------------
 
 struct ReplayOptions {

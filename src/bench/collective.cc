@@ -16,7 +16,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr uint64_t kCallBytes[] = {256 << 10, 512 << 10, 1 << 20};  // tried by the wire
+constexpr uint64_t kCallBytes[] = {256 << 10, 512 << 10, 1 << 20};  // tried by the wire,
+constexpr uint64_t kSmallBuffers = 1;                               // and each with these
 constexpr uint32_t kIterationsMax = 20000;
 
 // A folder that goes with its object.
@@ -147,7 +148,10 @@ class Harness {
     runner.entrant = std::move(*entrant);
     runner.crew = std::move(*crew);
     runner.report = &report;
-    if (name == "wire") runner.settings.assign(std::begin(kCallBytes), std::end(kCallBytes));
+    if (name != "wire") return;
+    runner.settings.assign(std::begin(kCallBytes), std::end(kCallBytes));
+    if (options_.transport == Transport::tcp)
+      for (uint64_t bytes : kCallBytes) runner.settings.push_back(bytes + kSmallBuffers);
   }
 
   // Asks one engine once; microseconds of one collective. An engine that fails is out from now on.

@@ -10,8 +10,8 @@
 //            error MESSAGE...
 //
 // COUNT is in elements of the whole: all ranks' parts together for all-gather, reduce-scatter and
-// all-to-all. SETTING is the wire's bytes a call; others ignore it. The end of the stream is the
-// end of the worker.
+// all-to-all. SETTING is the wire's bytes a call, odd for small buffers; others ignore it. The end
+// of the stream is the end of the worker.
 #pragma once
 
 #include <cstdint>

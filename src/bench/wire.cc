@@ -52,8 +52,8 @@ class Link {
 
 class TcpLink final : public Link {
  public:
-  static Result<std::unique_ptr<Link>> meet(uint32_t rank, uint32_t ranks,
-                                            const std::string& store) {
+  static Result<std::unique_ptr<Link>> meet(uint32_t rank, uint32_t ranks, const std::string& store,
+                                            int buffer) {
     sockaddr_in address = {};
     address.sin_family = AF_INET;
     address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
@@ -84,6 +84,7 @@ class TcpLink final : public Link {
     if (!link->previous_) return io_error(errno, "accepting the rank before");
     const int on = 1;
     ::setsockopt(link->next_.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+    if (buffer > 0) ::setsockopt(link->next_.get(), SOL_SOCKET, SO_SNDBUF, &buffer, sizeof buffer);
     return std::unique_ptr<Link>(std::move(link));
   }
 
@@ -173,12 +174,13 @@ class ShmLink final : public Link {
 
 class Wire final : public Engine {
  public:
-  Wire(uint32_t rank, uint32_t ranks, std::unique_ptr<Link> link)
-      : rank_(rank), ranks_(ranks), link_(std::move(link)) {}
+  Wire(uint32_t rank, uint32_t ranks, std::vector<std::unique_ptr<Link>> links)
+      : rank_(rank), ranks_(ranks), links_(std::move(links)) {}
 
   Result<Answer> measure(const Request& request) override {
     const uint64_t bytes = request.count * element_bytes(request.type);
     if (request.setting == 0) return error(Code::unsupported, "no bytes a call are named");
+    if (!links_.empty()) link_ = links_[request.setting % 2 % links_.size()].get();
     from_.resize(std::max<uint64_t>(bytes, 64));
     to_.resize(from_.size());
     const Load load = load_of(request.collective, bytes, rank_, ranks_);
@@ -229,19 +231,29 @@ class Wire final : public Engine {
   }
 
   uint32_t rank_, ranks_;
-  std::unique_ptr<Link> link_;
+  std::vector<std::unique_ptr<Link>> links_;
+  Link* link_ = nullptr;  // the one that is asked for
   std::vector<std::byte> from_, to_;
 };
 
 }  // namespace
 
+// Over TCP with the buffers that the kernel chooses, and (settings that are odd) with small ones,
+// which stay in the caches.
 Result<std::unique_ptr<Engine>> make_wire(const Place& place, bool shm) {
-  std::unique_ptr<Link> link;
-  if (place.ranks > 1) {
-    WEFT_ASSIGN(link, shm ? ShmLink::meet(place.rank, place.ranks, place.store)
-                          : TcpLink::meet(place.rank, place.ranks, place.store));
+  constexpr int kSmallBuffer = 128 << 10;
+  std::vector<std::unique_ptr<Link>> links;
+  if (place.ranks > 1 && shm) {
+    WEFT_ASSIGN(auto link, ShmLink::meet(place.rank, place.ranks, place.store));
+    links.push_back(std::move(link));
+  } else if (place.ranks > 1) {
+    for (int buffer : {0, kSmallBuffer}) {
+      WEFT_ASSIGN(auto link, TcpLink::meet(place.rank, place.ranks,
+                                           text("%s.%d", place.store.c_str(), buffer), buffer));
+      links.push_back(std::move(link));
+    }
   }
-  return std::unique_ptr<Engine>(new Wire(place.rank, place.ranks, std::move(link)));
+  return std::unique_ptr<Engine>(new Wire(place.rank, place.ranks, std::move(links)));
 }
 
 }  // namespace weft::bench

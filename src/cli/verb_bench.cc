@@ -245,11 +245,20 @@ Json lanes_json(const bench::LanesResult& result) {
           {"steal_percent", result.steal_percent}};
 }
 
-// Inside a job it is one rank; outside it starts such a job on this machine.
+// A verb that measures inside a job is one rank there; outside it starts such a job here.
+Outcome start_job(uint32_t ranks, const std::vector<std::string>& command) {
+  WEFT_ASSIGN(const auto processes, launch::local_job(ranks == 0 ? 4 : ranks, command));
+  launch::Options how;
+  how.prefix_output = false;
+  WEFT_ASSIGN(const launch::Report report, launch::run(processes, how));
+  return report.ok() ? Outcome() : Outcome::run_failed(report.reason);
+}
+
+const char* const kLeaveRanksOut = "inside a job the number of ranks is the job's: leave -n out";
+
 Outcome lanes(const LanesOptions& options) {
   if (launch::launcher_of_environment()) {
-    if (options.ranks != 0)
-      return Outcome::bad_call("inside a job the number of ranks is the job's: leave -n out");
+    if (options.ranks != 0) return Outcome::bad_call(kLeaveRanksOut);
     WEFT_ASSIGN(const launch::Membership member, launch::membership_from_environment());
     WEFT_ASSIGN(bench::LanesResult result, bench::measure_lanes(member, options.bench));
     if (member.rank != 0) return {};
@@ -267,12 +276,121 @@ Outcome lanes(const LanesOptions& options) {
                                       "--repeats",
                                       std::to_string(options.bench.repeats)};
   if (options.json) command.emplace_back("--json");
-  WEFT_ASSIGN(const auto processes,
-              launch::local_job(options.ranks == 0 ? 4 : options.ranks, command));
-  launch::Options how;
-  how.prefix_output = false;
-  WEFT_ASSIGN(const launch::Report report, launch::run(processes, how));
-  return report.ok() ? Outcome() : Outcome::run_failed(report.reason);
+  return start_job(options.ranks, command);
+}
+
+struct AlgorithmsOptions {
+  bench::AlgorithmsOptions bench;
+  std::string from = "1K", to = "16M", transport = "shm", out;
+  uint32_t ranks = 0;  // 0: not said
+  bool json = false;
+};
+
+void print_algorithms(const bench::AlgorithmsResult& result) {
+  print(
+      text("# all-reduce, %u ranks on %u host%s; microseconds, medians taken in turns; %u cores "
+           "here, %.1f %% stolen\n",
+           result.ranks, result.hosts, result.hosts == 1 ? "" : "s", result.cores,
+           result.steal_percent));
+  std::vector<Column> columns = {{"size", Align::right}};
+  for (const std::string& name : result.algorithms) columns.push_back({name, Align::right});
+  columns.push_back({"chosen"});
+  columns.push_back({"loss", Align::right});
+  Table table(columns);
+  for (const bench::AlgorithmsRow& row : result.rows) {
+    std::vector<std::string> cells = {std::to_string(row.bytes)};
+    for (double time : row.time_us) cells.push_back(text("%.1f", time));
+    cells.push_back(result.algorithms[row.chosen]);
+    cells.push_back(text("%.0f %%", row.loss_percent));
+    table.add(cells);
+  }
+  print(table.text());
+  print("costs: " + Json::parse(result.costs).dump() + "\n");
+}
+
+Json algorithms_json(const bench::AlgorithmsResult& result) {
+  Json rows = Json::array();
+  for (const bench::AlgorithmsRow& row : result.rows) {
+    Json times = Json::object(), reckoned = Json::object();
+    for (size_t i = 0; i < result.algorithms.size(); ++i) {
+      times[result.algorithms[i]] = row.time_us[i];
+      reckoned[result.algorithms[i]] = row.reckoned_us[i];
+    }
+    rows.push_back({{"bytes", row.bytes},
+                    {"time_us", std::move(times)},
+                    {"reckoned_us", std::move(reckoned)},
+                    {"chosen", result.algorithms[row.chosen]},
+                    {"loss_percent", row.loss_percent}});
+  }
+  return {{"ranks", result.ranks},   {"hosts", result.hosts},
+          {"rows", std::move(rows)}, {"costs", Json::parse(result.costs)},
+          {"cores", result.cores},   {"steal_percent", result.steal_percent}};
+}
+
+Outcome algorithms(const AlgorithmsOptions& options) {
+  bench::AlgorithmsOptions asked = options.bench;
+  WEFT_ASSIGN(asked.from, parse_size(options.from));
+  WEFT_ASSIGN(asked.to, parse_size(options.to));
+  asked.shared_memory = options.transport == "shm";
+  if (launch::launcher_of_environment()) {
+    if (options.ranks != 0) return Outcome::bad_call(kLeaveRanksOut);
+    WEFT_ASSIGN(const launch::Membership member, launch::membership_from_environment());
+    WEFT_ASSIGN(bench::AlgorithmsResult result, bench::measure_algorithms(member, asked));
+    if (member.rank != 0) return {};
+    if (options.json)
+      print_json(algorithms_json(result));
+    else
+      print_algorithms(result);
+    if (options.out.empty()) return {};
+    WEFT_TRY(write_file(options.out, result.costs));
+    if (!options.json)
+      print(text("wrote %s; jobs use it with WEFT_COSTS=%s\n", options.out.c_str(),
+                 options.out.c_str()));
+    return {};
+  }
+  std::vector<std::string> command = {self_path(),
+                                      "bench",
+                                      "algorithms",
+                                      "-b",
+                                      options.from,
+                                      "-e",
+                                      options.to,
+                                      "-f",
+                                      std::to_string(asked.factor),
+                                      "--transport",
+                                      options.transport,
+                                      "--repeats",
+                                      std::to_string(asked.repeats)};
+  if (!options.out.empty()) command.insert(command.end(), {"-o", options.out});
+  if (options.json) command.emplace_back("--json");
+  return start_job(options.ranks, command);
+}
+
+void add_algorithms(CLI::App& group, Context& context) {
+  auto options = std::make_shared<AlgorithmsOptions>();
+  CLI::App* verb = add_verb(
+      group, "algorithms",
+      "Times every all-reduce on this network and fits the constants by which one is chosen.",
+      "weft bench algorithms -n 4 -o costs.json\n"
+      "weft run -H a:2,b:2 -- weft bench algorithms -o costs.json\n"
+      "WEFT_COSTS=costs.json weft run -H a:2,b:2 -- ./train");
+  verb->add_option("-n,--ranks", options->ranks,
+                   "How many ranks to start on this machine; 4 if not given. Not inside a job")
+      ->check(CLI::Range(2u, 64u).description(""));
+  verb->add_option("-b,--minbytes", options->from, "Smallest size")->capture_default_str();
+  verb->add_option("-e,--maxbytes", options->to, "Largest size")->capture_default_str();
+  verb->add_option("-f,--stepfactor", options->bench.factor, "From one size to the next")
+      ->check(CLI::Range(2u, 1u << 20).description(""))
+      ->capture_default_str();
+  verb->add_option("--transport", options->transport, "What ranks of one host talk over")
+      ->check(CLI::IsMember({"tcp", "shm"}))
+      ->capture_default_str();
+  verb->add_option("--repeats", options->bench.repeats, "Of each measurement")
+      ->check(CLI::Range(1u, 1000u).description(""))
+      ->capture_default_str();
+  verb->add_option("-o,--output", options->out, "File for the constants, for WEFT_COSTS");
+  verb->add_flag("--json", options->json, "Print one JSON object");
+  on_call(*verb, context, [options] { return algorithms(*options); });
 }
 
 void add_lanes(CLI::App& group, Context& context) {
@@ -301,6 +419,7 @@ void add_bench(CLI::App& app, Context& context) {
                               "weft bench replay");
   for (const std::string& name : bench::collectives()) add_collective(*group, context, name);
   add_lanes(*group, context);
+  add_algorithms(*group, context);
 
   auto options = std::make_shared<ReplayOptions>();
   CLI::App* verb = add_verb(*group, "replay", "Times the replay of a large job made in memory.",

@@ -107,25 +107,19 @@ Result<std::string> shared(runtime::Group& group, const std::string& own, Rank f
 // Joins, which measures, and brings all ranks' records together.
 Result<trace::Trace> measure(const launch::Membership& member, const std::string& file) {
   WEFT_ASSIGN(const plan::Plan plan, plan::preset("default"));
-  capture::Options recording;
-  recording.path = file;
-  recording.environment = capture::describe_machine();
-  recording.environment.host = host_name();
-  recording.environment.rank = member.rank;
-  recording.environment.ranks = member.size;
-  recording.environment.plan_name = plan.name;
-  recording.environment.plan_hash = plan::hash(plan);
-  recording.environment.plan_text = plan::canonical(plan);
-  WEFT_ASSIGN(const auto recorder, capture::Recorder::start(std::move(recording)));
-
   runtime::Options joining;
   joining.rank = {member.rank};
   joining.ranks = member.size;
   joining.rendezvous = member.rendezvous;
+  joining.interface = member.interface;
   joining.secret = member.secret;
   joining.host = host_name();
   joining.plan = plan;
   joining.probe = true;
+  capture::Options recording;
+  recording.path = file;
+  recording.environment = runtime::describe_rank(joining);
+  WEFT_ASSIGN(const auto recorder, capture::Recorder::start(std::move(recording)));
   WEFT_ASSIGN(auto group, runtime::Group::join(joining, *recorder));
   WEFT_TRY(recorder->flush());
   WEFT_ASSIGN(const std::string own, read_file(file, mib(64)));
@@ -264,7 +258,7 @@ Outcome run_rank(const Options& options) {
 }
 
 Outcome run(const Options& options) {
-  if (std::getenv("WEFT_RANK") != nullptr) return run_rank(options);
+  if (launch::launcher_of_environment()) return run_rank(options);
   const uint32_t ranks = options.ranks == 0 ? kDefaultRanks : options.ranks;
   std::vector<std::string> command = {self_path(), "probe"};
   if (options.json) command.emplace_back("--json");

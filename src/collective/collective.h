@@ -173,7 +173,7 @@ class Engine final : private transport::ChunkHandler {
   struct Early {
     Line line;
     transport::ChunkHeader header;
-    std::vector<std::byte> payload;
+    std::vector<std::byte> payload;  // the first header.length bytes count
     transport::Moment when;
   };
   // What a lane is receiving right now.
@@ -233,7 +233,7 @@ class Engine final : private transport::ChunkHandler {
   void prepare_memory(Running& running);
   void take_in(Running& running, uint32_t receive, const std::byte* data);
   void apply(Running& running, uint32_t receive, const std::byte* data);
-  Result<void> absorb_early(Running& running, const Early& early);
+  Result<void> absorb_early(Running& running, Early& early);
   void offer(Running& running, uint32_t send);
   static std::vector<std::byte> copy_of(const Running& running, uint32_t send);
   void finish_if_done(Running& running);
@@ -284,7 +284,8 @@ class Engine final : private transport::ChunkHandler {
   bool paused_any_ = false;
   std::unordered_map<uint64_t, Resend> resends_;  // by token
   uint64_t next_resend_ = 0;
-  std::vector<std::vector<std::byte>> spare_;  // temporaries to use again
+  std::vector<std::vector<std::byte>> spare_;        // temporaries to use again
+  std::vector<std::vector<std::byte>> spare_early_;  // and what held early chunks
   std::vector<uint32_t> ready_sends_, ready_receives_;
   // Receipts for large chunks go out when an operation has all of them, or soon after the chunk
   // came.

@@ -16,7 +16,8 @@ using transport::OutgoingChunk;
 
 namespace {
 
-constexpr size_t kEnded = 4096;  // operations that are remembered after their end
+constexpr size_t kSpareEarly = 8;  // buffers of early chunks that are kept
+constexpr size_t kEnded = 4096;    // operations that are remembered after their end
 
 std::string describe(uint8_t collective, uint8_t type, uint8_t op, uint16_t root,
                      uint64_t elements) {
@@ -133,7 +134,7 @@ void Engine::start(Operation operation) {
   if (auto waiting = early_.find(key); waiting != early_.end()) {
     std::vector<Early> chunks = std::move(waiting->second);
     early_.erase(waiting);
-    for (const Early& chunk : chunks)
+    for (Early& chunk : chunks)
       if (auto taken = absorb_early(running, chunk); !taken) {
         on_lost_({chunk.line.peer}, std::move(taken).error());
         return;
@@ -333,10 +334,17 @@ Result<transport::Landing> Engine::arriving(uint32_t lane, const ChunkHeader& he
       return transport::Landing{true, false, {}};
     }
     slot.early = std::make_unique<Early>();
-    slot.early->payload.resize(header.length);
+    slot.early->header = header;
+    std::vector<std::byte>& payload = slot.early->payload;
+    // Fresh memory costs more than the copy into it.
+    if (!spare_early_.empty()) {
+      payload = std::move(spare_early_.back());
+      spare_early_.pop_back();
+    }
+    if (payload.size() < header.length) payload.resize(header.length);
     early_bytes_ += header.length;
     slot.landing = {Landing::Where::early, key, 0};
-    return transport::Landing{false, false, {std::span(slot.early->payload)}};
+    return transport::Landing{false, false, {std::span(payload).first(header.length)}};
   }
   Running& running = found->second;
   WEFT_ASSIGN(uint32_t index, check(running, slot.peer, header));
@@ -385,12 +393,13 @@ Result<void> Engine::arrived(uint32_t lane, const ChunkHeader& header, const std
   return {};
 }
 
-Result<void> Engine::absorb_early(Running& running, const Early& early) {
-  early_bytes_ -= early.payload.size();
+Result<void> Engine::absorb_early(Running& running, Early& early) {
+  early_bytes_ -= early.header.length;
   WEFT_ASSIGN(uint32_t receive, check(running, early.line.peer, early.header));
   if (!running.steps.is_due(receive)) return {};
   record_chunk(trace::Shape::receive, early.line, early.header, early.when);
   take_in(running, receive, early.payload.data());
+  if (spare_early_.size() < kSpareEarly) spare_early_.push_back(std::move(early.payload));
   return {};
 }
 

@@ -137,7 +137,7 @@ void Engine::broke(uint32_t lane, Error error) {
     on_lost_({slot.peer}, std::move(error));
     return;
   }
-  if (slot.early) early_bytes_ -= slot.early->payload.size();
+  if (slot.early) early_bytes_ -= slot.early->header.length;
   slot.early.reset();
   slot.landing.where = Landing::Where::nowhere;
   if (!slot.outgoing) return;  // its sender opens another

@@ -11,8 +11,11 @@
 // Threads: plain values and pure functions.
 #pragma once
 
+#include <memory>
 #include <optional>
 #include <span>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "weft/trace.h"
@@ -60,6 +63,9 @@ struct Costs {
   std::optional<Fitted> report_ns;         // last rank complete -> the operation is admitted
   std::optional<Fitted> begin_ns;          // admitted -> another rank begins it
   std::optional<Fitted> wake_up_ns;        // the sum is there -> the waiting thread goes on
+
+  // By which the run chose its all-reduces, as it noted them; null: by typical().
+  std::shared_ptr<const Costs> agreed;
 
   // How the hosts' kernels hand data to the network; recorded facts where there are any.
   struct Sending {
@@ -115,5 +121,15 @@ std::optional<double> direct_all_reduce_seconds(const Costs& costs, double bytes
 // nullopt too where copying was not measured, or hosts have no two ranks or are not alike.
 std::optional<double> hierarchical_all_reduce_seconds(const Costs& costs, double bytes,
                                                       const Group& group);
+
+// Under this key a run notes in its trace the constants by which it chose its all-reduces.
+inline constexpr const char* kAgreedNote = "all_reduce_costs";
+// The constants of these equations as text, for files and for other ranks; nothing else of `costs`.
+std::string to_json(const Costs& costs);
+// Fails with corrupt on what is not such text, or on a constant that no machine has.
+Result<Costs> from_json(std::string_view text);
+// As `weft bench algorithms` fitted them for ranks of one machine over TCP. For groups of which
+// nothing was measured.
+Costs typical();
 
 }  // namespace weft::cost

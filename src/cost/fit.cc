@@ -290,6 +290,11 @@ Costs fit(const trace::Trace& trace) {
   costs.reduce_ns_per_byte = local_cost(trace, ProbeType::reduce);
   costs.checksum_ns_per_byte = local_cost(trace, ProbeType::checksum);
   fit_messages(trace, costs);
+  for (const trace::Process& process : trace.processes)
+    for (const trace::Note& note : process.notes)
+      if (note.key == kAgreedNote && !costs.agreed)
+        if (auto agreed = from_json(note.value))
+          costs.agreed = std::make_shared<const Costs>(std::move(*agreed));
   return costs;
 }
 

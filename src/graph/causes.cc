@@ -85,8 +85,7 @@ const Causes* Programs::of(uint32_t rank, uint64_t bytes, std::span<const Half> 
     const Causes* causes = made(rank, bytes, algorithm);
     return causes != nullptr && sends_all(*causes, sends) ? causes : nullptr;
   };
-  schedule::Choice choice = schedule::default_choice(shape_.ranks);
-  auto likely = last_.try_emplace(bytes, schedule::algorithm_for(*plan_, bytes, choice)).first;
+  auto likely = last_.try_emplace(bytes, schedule::algorithm_for(*plan_, bytes, {})).first;
   if (const Causes* causes = fits(likely->second)) return causes;
   for (schedule::Algorithm algorithm : schedule::kAlgorithms) {
     if (algorithm == likely->second) continue;

@@ -104,7 +104,7 @@ class Worker {
     std::unique_ptr<runtime::Group> group;
     std::unique_ptr<runtime::Exchange> exchange;
     if (!job_.compute_only) {
-      WEFT_ASSIGN(group, join(plan));
+      WEFT_ASSIGN(group, runtime::Group::join(joining(plan), *recorder_));
       std::vector<runtime::Tensor> tensors;
       for (uint32_t layer = 0; layer < job_.layers.size(); ++layer)
         for (uint32_t t : job_.layers[layer].tensors) {
@@ -136,17 +136,9 @@ class Worker {
     capture::Options options;
     options.path = job_.folder + "/" + trace::file_name(job_.rank);
     options.clock = clock_.get();
-    options.environment = capture::describe_machine();
+    options.environment = runtime::describe_rank(joining(plan));
     trace::Environment& environment = options.environment;
-    environment.host = job_.host;
-    environment.host_index = job_.rank;
-    environment.rank = job_.rank;
-    environment.ranks = job_.ranks;
-    environment.plan_name = plan.name;
-    environment.plan_hash = plan::hash(plan);
-    environment.plan_text = job_.plan;
     environment.dilation = job_.factors.dilation;
-    environment.shrink = job_.factors.shrink;
     environment.emulated_compute = true;
     environment.lab = job_.facts;
     WEFT_ASSIGN(recorder_, capture::Recorder::start(std::move(options)));
@@ -164,7 +156,7 @@ class Worker {
     return {};
   }
 
-  Result<std::unique_ptr<runtime::Group>> join(const plan::Plan& plan) {
+  runtime::Options joining(const plan::Plan& plan) const {
     runtime::Options options;
     options.rank = {job_.rank};
     options.ranks = job_.ranks;
@@ -175,7 +167,7 @@ class Worker {
     options.shrink = job_.factors.shrink;
     options.probe = job_.probe;
     options.lane_rate = job_.lane_rate;
-    return runtime::Group::join(options, *recorder_);
+    return options;
   }
 
   Result<void> train(runtime::Group* group, runtime::Exchange* exchange, Checker& checker,

@@ -45,14 +45,13 @@ std::vector<Plan> algorithm_edits(const Plan& plan, const Space& space) {
   std::vector<Plan> out;
   auto layout = schedule::make_layout(schedule::scaled(plan, space.shrink), space.tensors);
   if (!layout) return out;
-  schedule::Choice choice = schedule::default_choice(space.ranks);
   std::vector<std::vector<schedule::Algorithm>> seen;
   auto is_new = [&](const Plan& candidate) {
     plan::Plan sized = schedule::scaled(candidate, space.shrink);
     std::vector<schedule::Algorithm> used;
     for (const schedule::Piece& piece : layout->pieces)
       used.push_back(
-          schedule::algorithm_for(sized, piece.elements * schedule::kElementBytes, choice));
+          schedule::algorithm_for(sized, piece.elements * schedule::kElementBytes, space.choice));
     if (std::find(seen.begin(), seen.end(), used) != seen.end()) return false;
     seen.push_back(std::move(used));
     return true;

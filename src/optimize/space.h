@@ -27,6 +27,7 @@ struct Space {
   std::vector<schedule::Tensor> tensors;  // in forward order
   double shrink = 1;
   uint32_t ranks = 1;
+  schedule::Choice choice;  // what "auto" means
   double replay_error = 0;  // with which the recorded plan replays, as a share
   uint32_t max_lanes = 16;
   // The fewest lanes that fill the link; absent when that is not known.

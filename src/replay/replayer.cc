@@ -188,8 +188,8 @@ Ways Replayer::Impl::ways(const plan::Plan& plan, const schedule::Layout& layout
                                [](const auto& rule) { return rule.use == "auto"; });
   schedule::Choice choice;
   if (automatic) {
-    choice = schedule::choose_all_reduce(costs, {of_ranks, plan.lanes, hosts_in(out.host_of)});
-    notes.assumed.push_back("\"auto\" chooses its algorithms by the costs of this trace");
+    choice = schedule::choice_of_run(costs, {of_ranks, plan.lanes, hosts_in(out.host_of)});
+    notes.assumed.push_back("\"auto\" chooses its algorithms by what the recorded run knew");
   }
   for (const schedule::Piece& piece : layout.pieces)
     out.by_piece.push_back(

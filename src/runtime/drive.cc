@@ -68,7 +68,9 @@ void Group::Impl::drive_until(const std::function<bool()>& done) {
     for (bool first = true; !over(); first = false) {
       bool looks = now() < sleep_from && options.spin.count > 0;
       // An event may be what this thread waits for: look before sleeping.
-      turn(looks || first ? Nanos{0} : kTurn);
+      bool moved = turn(looks || first ? Nanos{0} : kTurn);
+      // While things move, the next one is near: to sleep for it costs more than to look.
+      if (moved) sleep_from = now() + options.spin;
       if (!looks) continue;
       // Whoever has work goes first: perhaps it is what this thread waits for.
       if (!over()) ::sched_yield();

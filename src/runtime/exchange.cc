@@ -119,9 +119,10 @@ Result<std::unique_ptr<Exchange>> Group::exchange(std::vector<Tensor> tensors) {
 
   auto made = std::make_shared<Exchange::Impl>(std::move(tensors), std::move(layout));
   made->group = &group;
+  const schedule::Choice& choice = group.choice_among(group.mesh.ranks, group.hosts_of(nullptr));
   for (const schedule::Piece& piece : made->layout.pieces)
     made->algorithm_of.push_back(
-        schedule::algorithm_for(sized, piece.elements * schedule::kElementBytes, group.choice));
+        schedule::algorithm_for(sized, piece.elements * schedule::kElementBytes, choice));
   made->track =
       group.recorder.track({trace::TrackType::thread, "framework", trace::kNone16, trace::kNone16});
   if (group.is_root())

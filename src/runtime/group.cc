@@ -2,6 +2,7 @@
 #include "group.h"
 
 #include <algorithm>
+#include <set>
 
 namespace weft::runtime {
 
@@ -28,12 +29,12 @@ Group::Impl::Impl(const Options& given, uint32_t epoch_in, capture::Recorder& re
       began(mesh_in.network->clock().now()),
       recorder(recorder_in),
       mesh(std::move(mesh_in)),
-      choice(schedule::default_choice(mesh.ranks)),
       said_bye(mesh.ranks, false),
       last_words(mesh.ranks, false),
       last_heard(mesh.ranks, mesh.network->clock().now()),
       waiting(mesh.ranks) {
   for (const transport::Member& member : mesh.members) host_of.push_back(member.host_index);
+  all_hosts = static_cast<uint32_t>(std::set<uint32_t>(host_of.begin(), host_of.end()).size());
   plan::Plan sized = schedule::scaled(options.plan, options.shrink);
   collective::Engine::Options engine_options;
   engine_options.lanes = static_cast<uint16_t>(options.plan.lanes);
@@ -93,8 +94,22 @@ Result<std::shared_ptr<Group::Impl>> Group::Impl::join(const Options& options,
   }
   auto impl = std::make_shared<Impl>(options, epoch, recorder, std::move(mesh));
   WEFT_TRY(impl->meet_neighbours());
+  WEFT_TRY(impl->agree_on_costs());
   impl->begin();
   return impl;
+}
+
+trace::Environment describe_rank(const Options& options) {
+  trace::Environment environment = capture::describe_machine();
+  environment.host = options.host;
+  environment.host_index = options.rank.index;
+  environment.rank = options.rank.index;
+  environment.ranks = options.ranks;
+  environment.plan_name = options.plan.name;
+  environment.plan_hash = plan::hash(options.plan);
+  environment.plan_text = plan::canonical(options.plan);
+  environment.shrink = options.shrink;
+  return environment;
 }
 
 // The ring is used by every large operation: its lanes are open before the first one.
@@ -112,6 +127,41 @@ Result<void> Group::Impl::meet_neighbours() {
                    describe(next).c_str(), format_duration(options.join_deadline).c_str());
   }
   return {};
+}
+
+// Ranks that chose different algorithms would not understand each other.
+Result<void> Group::Impl::agree_on_costs() {
+  if (is_root()) {
+    costs = options.costs.value_or(cost::typical());
+    Packer words;
+    words.string(cost::to_json(*costs));
+    for (auto& channel : mesh.control)
+      if (channel) channel->send(Control::costs, words);
+  }
+  Nanos until = now() + options.join_deadline;
+  while (!costs) {
+    turn(Nanos::from_millis(1));
+    if (failed) return *current_failure();
+    if (now() > until)
+      return error(Code::timeout, "join: %s did not say what all-reduces cost within %s",
+                   describe({0}).c_str(), format_duration(options.join_deadline).c_str());
+  }
+  recorder.note(cost::kAgreedNote, cost::to_json(*costs));
+  return {};
+}
+
+const schedule::Choice& Group::Impl::choice_among(uint32_t ranks, uint32_t hosts) {
+  std::lock_guard lock(mutex);
+  auto [place, made] = choices.try_emplace({ranks, hosts});
+  if (made) place->second = schedule::choose_all_reduce(*costs, {ranks, options.plan.lanes, hosts});
+  return place->second;
+}
+
+uint32_t Group::Impl::hosts_of(const collective::Members& members) const {
+  if (!members) return all_hosts;
+  std::set<uint32_t> met;
+  for (uint32_t member : *members) met.insert(host_of[member]);
+  return static_cast<uint32_t>(met.size());
 }
 
 void Group::Impl::begin() {
@@ -134,10 +184,10 @@ Group::Impl::~Impl() {
 
 // ---- a turn ------------------------------------------------------------------------------
 
-void Group::Impl::turn(Nanos timeout) {
+bool Group::Impl::turn(Nanos timeout) {
   bool sleeps =
       timeout.count > 0 && !engine->more_to_send() && !has_commands.load(std::memory_order_acquire);
-  mesh.reactor->run_once(sleeps ? timeout : Nanos{0});
+  bool moved = mesh.reactor->run_once(sleeps ? timeout : Nanos{0});
   if (has_commands.load(std::memory_order_acquire)) {
     std::vector<std::function<void()>> todo;
     {
@@ -152,7 +202,7 @@ void Group::Impl::turn(Nanos timeout) {
   if (failed) {
     // Nothing moves any more; only what is still to be told to others goes out.
     if (mesh.acceptor) mesh.acceptor->tick(at);
-    return;
+    return moved;
   }
   handle_frames();
   for (collective::Key key : engine->poll(at)) finished(key);
@@ -166,6 +216,7 @@ void Group::Impl::turn(Nanos timeout) {
     next_tcp_info = at + kTcpInfo;
     if (!engine->idle()) engine->record_tcp_info();
   }
+  return moved;
 }
 
 void Group::Impl::handle_frames() {
@@ -257,6 +308,13 @@ void Group::Impl::handle(transport::ControlChannel& from, const Frame& frame) {
       said_bye[peer.index] = true;
       say_goodbye();
       return;
+    case Control::costs: {
+      std::string words = fields.string();
+      auto told = cost::from_json(words);
+      if (!fields.complete() || peer.index != 0 || costs || !told) return bad();
+      costs = std::move(*told);
+      return;
+    }
     case Control::query: {
       if (is_root()) return bad();
       Packer answer;
@@ -421,6 +479,7 @@ Rank Group::rank() const { return {rank_}; }
 uint32_t Group::ranks() const {
   return members_ ? static_cast<uint32_t>(members_->size()) : impl_->mesh.ranks;
 }
+uint32_t Group::hosts() const { return impl_->hosts_of(members_); }
 const std::vector<transport::Member>& Group::members() const { return impl_->mesh.members; }
 
 namespace {
@@ -571,8 +630,9 @@ Result<std::shared_ptr<Work::State>> Group::Impl::prepare(const Call& call,
   } else if (sums) {
     shape.algorithm = Algorithm::direct;  // the one that can round once
   } else if (call.collective == Collective::all_reduce) {
-    shape.algorithm = plan_says ? schedule::algorithm_for(options.plan, bytes, choice)
-                                : (members ? schedule::default_choice(ranks) : choice).at(bytes);
+    const schedule::Choice& choice = choice_among(ranks, hosts_of(members));
+    shape.algorithm =
+        plan_says ? schedule::algorithm_for(options.plan, bytes, choice) : choice.at(bytes);
   } else if (call.collective == Collective::broadcast || call.collective == Collective::reduce) {
     shape.algorithm = bytes <= kSmall ? Algorithm::tree : Algorithm::ring;
   } else {

@@ -62,6 +62,10 @@ struct Group::Impl : std::enable_shared_from_this<Group::Impl> {
   static Result<std::shared_ptr<Impl>> join(const Options& options, capture::Recorder& recorder,
                                             uint32_t epoch, std::optional<Survivors> survivors);
   Result<void> meet_neighbours();
+  Result<void> agree_on_costs();
+  // Which all-reduce for which size, among so many ranks on so many hosts.
+  const schedule::Choice& choice_among(uint32_t ranks, uint32_t hosts);
+  uint32_t hosts_of(const collective::Members& members) const;
   void begin();  // the progress thread
 
   bool is_root() const { return mesh.rank.index == 0; }
@@ -81,7 +85,7 @@ struct Group::Impl : std::enable_shared_from_this<Group::Impl> {
   void call_back();  // the progress thread is wanted
 
   // ---- the driver (group.cc)
-  void turn(Nanos timeout);
+  bool turn(Nanos timeout);  // whether anything came
   void loop();
   void handle_frames();
   void handle(transport::ControlChannel& from, const transport::Frame& frame);
@@ -111,8 +115,10 @@ struct Group::Impl : std::enable_shared_from_this<Group::Impl> {
   capture::Recorder& recorder;
   transport::Mesh mesh;
   std::unique_ptr<collective::Engine> engine;
-  schedule::Choice choice;
-  std::vector<uint32_t> host_of;  // by rank
+  std::optional<cost::Costs> costs;  // the same on all ranks, once they have met
+  std::map<std::pair<uint32_t, uint32_t>, schedule::Choice> choices;  // guarded by mutex
+  std::vector<uint32_t> host_of;                                      // by rank
+  uint32_t all_hosts = 1;
   trace::TrackId control_track = 0;
 
   std::mutex mutex;

@@ -53,17 +53,24 @@ struct Options {
   bool shared_memory = true;  // with ranks on the same host
   // Checksums of payloads also over TCP inside one machine, where no link can damage them.
   bool check_inside_machine = false;
+  // What all-reduces cost here, as `weft bench algorithms` fits it: which one is used for which
+  // size follows from it. Rank 0's count for all; cost::typical() if it has none.
+  std::optional<cost::Costs> costs;
   std::map<uint16_t, double> lane_rate;  // most bytes a second of a lane, for experiments
   Nanos join_deadline = Nanos::from_seconds(30);
   Nanos progress_deadline = Nanos::from_seconds(30);  // operations in flight, and nothing moves
   Nanos ready_deadline = Nanos::from_seconds(600);    // some ranks wait for gradients of others
   Nanos silence_deadline = Nanos::from_seconds(15);   // no sign of life from a rank
   // How long a waiting thread looks again and again before it sleeps.
-  Nanos spin = Nanos::from_micros(300);
+  Nanos spin = Nanos::from_micros(1000);
   // Without it, work moves only while a thread waits or tests: for simulated networks.
   bool progress_thread = true;
   transport::Network* network = nullptr;  // null: the kernel's
 };
+
+// What a trace of this rank says of it and of the machine that it is on. Whether two ranks share a
+// clock is not known before they meet: each counts as a host.
+trace::Environment describe_rank(const Options& options);
 
 // One gradient: where it lies, and which layer's forward needs the result first. Listed in
 // forward order, the same on all ranks.
@@ -160,6 +167,7 @@ class Group {
 
   Rank rank() const;  // in this group
   uint32_t ranks() const;
+  uint32_t hosts() const;                                 // that they are on
   const std::vector<transport::Member>& members() const;  // of the whole job
 
   // All ranks of the group call the same operations in the same order; results are the same bits

@@ -345,13 +345,20 @@ struct Choice {
   std::vector<std::pair<uint64_t, Algorithm>> by_size;  // up to so many bytes, ascending
   Algorithm at(uint64_t bytes) const;
 };
-// By the equations of `cost`; default_choice() where the rate or the latency is not known.
+// By the equations of `cost`; with cost::typical() where the rate or the latency is not known.
 Choice choose_all_reduce(const cost::Costs& costs, const cost::Group& group);
-// Doubling for what is small, halving-doubling for the middle if the ranks are a power of two, the
-// ring for the rest.
-Choice default_choice(uint32_t ranks);
+// As a run chooses that knows what the one these costs were fitted to knew.
+Choice choice_of_run(const cost::Costs& fitted, const cost::Group& group);
 std::optional<double> all_reduce_seconds(const cost::Costs& costs, Algorithm algorithm,
                                          double bytes, const cost::Group& group);
+// An all-reduce that was timed.
+struct Timed {
+  Algorithm algorithm = Algorithm::ring;
+  double bytes = 0;
+  double seconds = 0;
+};
+// The constants with which those equations come closest to the times, none of them negative.
+Result<cost::Costs> fit_all_reduces(std::span<const Timed> timed, const cost::Group& group);
 // The algorithm that the plan names for a size, as the runtime and the replayer both ask.
 Algorithm algorithm_for(const plan::Plan& plan, uint64_t bytes, const Choice& choice);
 

@@ -265,6 +265,7 @@ class Lane final : public LanePort, public Reactor::Handler {
   bool push_out();
   void chunk_left(Nanos now);
   void receive_some();
+  bool use_ahead();
   void receive_shared();
   void answer_bells();
   bool begin_payload();
@@ -310,8 +311,10 @@ class Lane final : public LanePort, public Reactor::Handler {
 
   bool paused_ = false;
   bool in_payload_ = false;
-  std::array<std::byte, kChunkHeaderBytes> in_header_bytes_;
-  size_t in_header_have_ = 0;
+  // Read but not yet used: what came behind a payload, or a small chunk as a whole.
+  static constexpr size_t kAhead = 8192;
+  std::array<std::byte, kAhead> ahead_;
+  size_t ahead_have_ = 0;
   ChunkHeader in_header_;
   Landing landing_;
   std::vector<iovec> in_parts_;
@@ -365,8 +368,8 @@ enum class Control : uint8_t {
   pong = 10,
   abort = 11,  // who is to blame, and why
   bye = 12,
-  choice = 13,  // which algorithm for which size, as rank 0 reckons
-  query = 14,   // what is in flight? (weft status)
+  costs = 13,  // of all-reduces, as rank 0 knows them: all must choose alike
+  query = 14,  // what is in flight? (weft status)
   answer = 15,
 };
 

@@ -105,8 +105,11 @@ void Lane::resume() {
   paused_ = false;
   if (!begin_payload()) return;
   // What is in memory already will not be announced again.
-  if (socket_->shared()) receive_shared();
-  update_interest();
+  if (socket_->shared())
+    receive_shared();
+  else
+    receive_some();
+  if (!failed_) update_interest();
 }
 
 void Lane::halt() {
@@ -320,7 +323,6 @@ bool Lane::begin_payload() {
 // The payload is complete: checks it and hands it over. Returns false if the lane failed.
 bool Lane::end_payload(const std::byte* in_place, Nanos now) {
   in_payload_ = false;
-  in_header_have_ = 0;
   if (!socket_->shared() && in_header_.checksum != 0) {
     std::vector<std::span<const std::byte>> parts(landing_.payload.begin(), landing_.payload.end());
     if (checksum(parts) != in_header_.checksum) {
@@ -369,22 +371,55 @@ void Lane::send_receipt(bool owed) {
   }
 }
 
+// Headers and payloads from what was read ahead. Returns false if the lane failed.
+bool Lane::use_ahead() {
+  size_t used = 0;
+  while (!paused_) {
+    const size_t have = ahead_have_ - used;
+    if (in_payload_) {
+      if (have == 0) break;
+      iovec& part = in_parts_[in_part_];
+      const size_t count = std::min(have, part.iov_len);
+      std::memcpy(part.iov_base, ahead_.data() + used, count);
+      used += count;
+      advance(in_parts_, in_part_, count);
+      if (in_part_ == in_parts_.size() && !end_payload(nullptr, clock_.now())) return false;
+      continue;
+    }
+    if (have < kChunkHeaderBytes) break;
+    in_first_ = clock_.now();
+    auto header = decode(std::span(ahead_).subspan(used).first<kChunkHeaderBytes>());
+    used += kChunkHeaderBytes;
+    if (!header) {
+      fail(std::move(header).error());
+      return false;
+    }
+    in_header_ = *header;
+    if (!begin_payload()) return false;
+  }
+  ahead_have_ -= used;
+  if (used > 0 && ahead_have_ > 0) std::memmove(ahead_.data(), ahead_.data() + used, ahead_have_);
+  return true;
+}
+
 void Lane::receive_some() {
   size_t budget = kReceiveBudget;
-  while (budget > 0 && !paused_) {
-    // One call takes the rest of this payload and the header behind it.
+  while (use_ahead() && budget > 0 && !paused_) {
+    // One call takes the rest of this payload and what comes behind it: a small chunk as a whole.
     call_parts_.clear();
-    size_t payload_parts = 0;
+    size_t asked = 0, of_payload = 0;
+    bool all = true;
     if (in_payload_) {
-      payload_parts = std::min(kMaxParts, in_parts_.size() - in_part_);
+      const size_t parts = std::min(kMaxParts, in_parts_.size() - in_part_);
       call_parts_.assign(in_parts_.begin() + static_cast<ptrdiff_t>(in_part_),
-                         in_parts_.begin() + static_cast<ptrdiff_t>(in_part_ + payload_parts));
-      // Only when all of the payload is asked for may the next header follow it.
-      if (in_part_ + payload_parts == in_parts_.size())
-        call_parts_.push_back({in_header_bytes_.data(), in_header_bytes_.size()});
-    } else {
-      call_parts_.push_back(
-          {in_header_bytes_.data() + in_header_have_, in_header_bytes_.size() - in_header_have_});
+                         in_parts_.begin() + static_cast<ptrdiff_t>(in_part_ + parts));
+      for (const iovec& part : call_parts_) of_payload += part.iov_len;
+      asked = of_payload;
+      all = in_part_ + parts == in_parts_.size();
+    }
+    if (all) {
+      call_parts_.push_back({ahead_.data() + ahead_have_, kAhead - ahead_have_});
+      asked += kAhead - ahead_have_;
     }
     ssize_t got = socket_->receive(call_parts_.data(), call_parts_.size());
     if (would_block(got)) break;
@@ -398,26 +433,20 @@ void Lane::receive_some() {
     counters_.bytes_received += count;
     budget -= std::min(budget, count);
     if (in_payload_) {
-      size_t left = 0;
-      for (size_t i = in_part_; i < in_part_ + payload_parts; ++i) left += in_parts_[i].iov_len;
-      size_t of_payload = std::min(count, left);
+      of_payload = std::min(count, of_payload);
       advance(in_parts_, in_part_, of_payload);
-      count -= of_payload;
+      ahead_have_ += count - of_payload;
       if (in_part_ == in_parts_.size() && !end_payload(nullptr, clock_.now())) return;
-      if (count == 0) continue;
+    } else {
+      ahead_have_ += count;
     }
-    in_header_have_ += count;
-    if (in_header_have_ < kChunkHeaderBytes) continue;
-    in_first_ = clock_.now();
-    auto header = decode(in_header_bytes_);
-    if (!header) {
-      fail(std::move(header).error());
-      return;
+    // Less than was asked for: there is no more, or epoll will say so.
+    if (count < asked) {
+      if (!use_ahead()) return;
+      break;
     }
-    in_header_ = *header;
-    if (!begin_payload()) return;
   }
-  send_receipt(false);
+  if (!failed_) send_receipt(false);
 }
 
 // The same, where whole chunks can be read in place. Takes all that is there: it is bounded by the
