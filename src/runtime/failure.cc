@@ -315,17 +315,19 @@ Result<std::unique_ptr<Group>> Group::rebuild(Nanos settle) {
                            : text("[%s]:%u", meeting.address.c_str(), unsigned{meeting.port});
   options.rank = old.mesh.rank;
   options.ranks = old.mesh.ranks;
+  Impl::Survivors survivors{Rank{root}, settle, nullptr};
   {
     // Whoever comes from the old group finds nobody; the new one listens in its place.
     auto sits = old.take_seat();
+    if (old.mesh.acceptor && options.rank == survivors.root)
+      survivors.listener = old.mesh.acceptor->listener();
     old.mesh.acceptor.reset();
   }
   options.probe = false;
   auto reactor = old.mesh.network->reactor();
   Nanos until = old.now() + options.join_deadline;
   for (;;) {
-    auto impl =
-        Impl::join(options, old.recorder, old.epoch + 1, Impl::Survivors{Rank{root}, settle});
+    auto impl = Impl::join(options, old.recorder, old.epoch + 1, survivors);
     if (impl) return std::unique_ptr<Group>(new Group(std::move(*impl), nullptr, 0));
     // The new root may still listen for the old group, which refuses whoever comes from the new.
     options.join_deadline = until - old.now();

@@ -82,6 +82,7 @@ Result<std::shared_ptr<Group::Impl>> Group::Impl::join(const Options& options,
     join_options.survivors = true;
     join_options.root = survivors->root;
     join_options.settle = survivors->settle;
+    join_options.listener = survivors->listener;
   }
   WEFT_ASSIGN(transport::Mesh mesh, transport::join(join_options));
   if (options.probe && mesh.ranks > 1) {

@@ -58,6 +58,7 @@ struct Group::Impl : std::enable_shared_from_this<Group::Impl> {
   struct Survivors {
     Rank root;
     Nanos settle;
+    std::shared_ptr<transport::Socket> listener;  // the root's
   };
   static Result<std::shared_ptr<Impl>> join(const Options& options, capture::Recorder& recorder,
                                             uint32_t epoch, std::optional<Survivors> survivors);

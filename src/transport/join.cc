@@ -135,12 +135,16 @@ class Joiner {
 
   Result<void> listen(const std::string& host, uint16_t port) {
     WEFT_ASSIGN(std::unique_ptr<Socket> listener, network_.listen(host, port));
+    accept_from(std::move(listener));
+    return {};
+  }
+
+  void accept_from(std::shared_ptr<Socket> listener) {
     mesh_.acceptor =
         std::make_unique<Acceptor>(network_, *mesh_.reactor, std::move(listener), options_.secret,
                                    [this](std::unique_ptr<Socket>& socket, const Hello& peer) {
                                      return accept(socket, peer);
                                    });
-    return {};
   }
 
   // ---- where rank 0 is
@@ -220,7 +224,10 @@ class Joiner {
     if (!by_file()) {
       WEFT_ASSIGN(place, tcp::split(options_.rendezvous));
     }
-    WEFT_TRY(listen(place.host, place.port));
+    if (options_.listener)
+      accept_from(options_.listener);
+    else
+      WEFT_TRY(listen(place.host, place.port));
     if (by_file()) WEFT_TRY(write_address());
     uint32_t own = options_.rank.index;
     mesh_.members[own] = {own, options_.host, 0, mesh_.acceptor->host(), mesh_.acceptor->port()};

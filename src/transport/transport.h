@@ -471,7 +471,7 @@ class Acceptor final : public Reactor::Handler {
   // Takes the socket of one who proved the secret, or says why it is not wanted.
   using OnConnection =
       std::function<Result<void>(std::unique_ptr<Socket>& socket, const Hello& hello)>;
-  Acceptor(Network& network, Reactor& reactor, std::unique_ptr<Socket> listener, std::string secret,
+  Acceptor(Network& network, Reactor& reactor, std::shared_ptr<Socket> listener, std::string secret,
            OnConnection on_connection);
   ~Acceptor() override;
   void on_events(uint32_t epoll_events) override;
@@ -480,6 +480,8 @@ class Acceptor final : public Reactor::Handler {
   uint64_t refused() const { return refused_; }
   uint16_t port() const;
   std::string host() const { return listener_->local_host(); }
+  // For another acceptor, when this one is gone: whoever calls meanwhile waits.
+  std::shared_ptr<Socket> listener() const { return listener_; }
 
  private:
   class Pending;
@@ -487,7 +489,7 @@ class Acceptor final : public Reactor::Handler {
 
   Network& network_;
   Reactor& reactor_;
-  std::unique_ptr<Socket> listener_;
+  std::shared_ptr<Socket> listener_;
   std::string secret_;
   OnConnection on_connection_;
   std::vector<std::unique_ptr<Pending>> pending_;
@@ -524,6 +526,9 @@ struct JoinOptions {
   bool survivors = false;
   Rank root;
   Nanos settle = Nanos::from_seconds(5);
+  // The root's, from the group that failed. Closing it and listening again would lose those who
+  // call in that moment: for some the connection opens, and nobody is at the other end.
+  std::shared_ptr<Socket> listener;
 };
 
 // The connections of one rank.

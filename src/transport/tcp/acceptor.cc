@@ -41,7 +41,7 @@ class Acceptor::Pending final : public Reactor::Handler {
   Nanos since_;
 };
 
-Acceptor::Acceptor(Network& network, Reactor& reactor, std::unique_ptr<Socket> listener,
+Acceptor::Acceptor(Network& network, Reactor& reactor, std::shared_ptr<Socket> listener,
                    std::string secret, OnConnection on_connection)
     : network_(network),
       reactor_(reactor),
