@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <latch>
 #include <nlohmann/json.hpp>
 
 #include "processes.h"
@@ -469,6 +470,66 @@ TEST(Status, of_a_running_job_tells_who_waits_for_whom) {
     someone_waits_for_2 = someone_waits_for_2 || operation["waits_for"] == 2;
   }
   EXPECT_TRUE(someone_waits_for_2) << answer;
+}
+
+// One thread drives for as long as its operation takes, and that is until another has the answer.
+TEST(Status, is_told_while_another_thread_drives) {
+  for (bool progress_thread : {true, false}) {
+    std::latch answered(1);
+    auto body = [&](Group& group, capture::Recorder&) -> Result<void> {
+      WEFT_TRY(group.barrier());  // all have joined: nobody needs rank 1 before it has the answer
+      if (group.rank().index == 1) {
+        answered.wait();
+        return group.barrier();
+      }
+      Result<void> outcome;
+      std::thread driver([&] { outcome = group.barrier(); });
+      nlohmann::json status;
+      do status = nlohmann::json::parse(group.status(), nullptr, false);
+      while (status["operations"].empty() && !group.failure());
+      EXPECT_EQ(status["rank"], 0);
+      EXPECT_EQ(status["operations"][0]["waits_for"], 1) << status.dump();
+      answered.count_down();
+      driver.join();
+      return outcome;
+    };
+    auto outcomes = run_ranks(2, plan::Plan(), body, [&](Options& options) {
+      options.progress_thread = progress_thread;
+      options.progress_deadline = Nanos::from_seconds(10);
+    });
+    for (auto& outcome : outcomes) EXPECT_TRUE(outcome) << outcome.error().message();
+  }
+}
+
+TEST(Status, says_that_a_callback_holds_up_the_group) {
+  std::latch attached(1), called(1), answered(1);
+  auto outcomes = run_ranks(2, plan::Plan(), [&](Group& group, capture::Recorder&) -> Result<void> {
+    if (group.rank().index == 1) {
+      attached.wait();
+      return group.barrier();
+    }
+    uint8_t byte = 0;
+    Call call;
+    call.collective = Collective::barrier;
+    call.output = &byte;
+    call.count = 1;
+    call.type = Type::uint8;
+    WEFT_ASSIGN(Work work, group.start(call));
+    work.then([&](const Result<void>&) {
+      called.count_down();
+      answered.wait();
+    });
+    attached.count_down();
+    called.wait();
+    auto status = nlohmann::json::parse(group.status(), nullptr, false);
+    EXPECT_EQ(status["rank"], 0);
+    EXPECT_EQ(status["busy"], true) << status.dump();
+    answered.count_down();
+    auto later = nlohmann::json::parse(group.status(), nullptr, false);
+    EXPECT_FALSE(later.contains("busy")) << later.dump();
+    return work.wait();
+  });
+  for (auto& outcome : outcomes) EXPECT_TRUE(outcome) << outcome.error().message();
 }
 
 TEST(Status, is_refused_to_those_without_the_secret) {

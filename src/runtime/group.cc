@@ -199,6 +199,7 @@ bool Group::Impl::turn(Nanos timeout) {
     for (auto& command : todo)
       if (!failed) command();
   }
+  if (status_wanted.load(std::memory_order_relaxed)) tell_status();
   Nanos at = now();
   if (failed) {
     // Nothing moves any more; only what is still to be told to others goes out.

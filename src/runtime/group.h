@@ -109,6 +109,7 @@ struct Group::Impl : std::enable_shared_from_this<Group::Impl> {
   void asked(std::unique_ptr<transport::Socket> socket);
   void serve_status(Nanos now);
   std::string status_of_this_rank();
+  void tell_status();  // to those who wait in Group::status()
 
   Options options;
   uint32_t epoch = 0;  // how often the group was rebuilt
@@ -136,6 +137,9 @@ struct Group::Impl : std::enable_shared_from_this<Group::Impl> {
   bool stopping = false;                                                    // guarded by mutex
   bool left = false;                // guarded by mutex: all said goodbye
   bool exchange_asked_for = false;  // guarded by mutex
+  std::atomic<bool> status_wanted{false};
+  uint64_t status_asked = 0, status_told = 0;  // how often; guarded by mutex
+  std::string status_words;                    // the last; guarded by mutex
 
   // The seat. Whoever holds it may turn.
   std::mutex seat;

@@ -200,7 +200,9 @@ class Group {
   Result<std::unique_ptr<Group>> rebuild(Nanos settle = Nanos::from_seconds(5));
   // Waits until all ranks want to leave, and closes. Call it when all work is done.
   Result<void> leave();
-  // Operations in flight, lanes and their counts, who waits for whom: one JSON object.
+  // Operations in flight, lanes and their counts, who waits for whom: one JSON object. Any thread
+  // may ask at any time. If a callback holds up the group for a second, the object says only who
+  // this is, and "busy": true.
   std::string status();
   // Processor time that lane workers have used so far, and whether they are processes.
   Nanos workers_processor_time() const;

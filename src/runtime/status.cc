@@ -16,7 +16,7 @@ using transport::Unpacker;
 namespace {
 
 constexpr size_t kInquiries = 8;
-constexpr Nanos kPatience = Nanos::from_seconds(1);  // for the answers of other ranks
+constexpr Nanos kPatience = Nanos::from_seconds(1);  // for the answers of others
 
 }  // namespace
 
@@ -106,9 +106,43 @@ void Group::Impl::serve_status(Nanos at) {
   }
 }
 
+void Group::Impl::tell_status() {
+  if (!status_wanted.exchange(false)) return;
+  uint64_t asked = 0;
+  {
+    std::lock_guard lock(mutex);
+    asked = status_asked;
+  }
+  std::string words = status_of_this_rank();
+  std::lock_guard lock(mutex);
+  status_words = std::move(words);
+  status_told = asked;
+  changed.notify_all();
+}
+
+// Whoever drives may stay for as long as an operation takes: it is asked, and answers in its next
+// turn. Only a driver that does not come to one, in a callback of the program, stays silent.
 std::string Group::status() {
-  auto sits = impl_->take_seat();
-  return impl_->status_of_this_rank();
+  Impl& impl = *impl_;
+  std::unique_lock lock(impl.mutex);
+  uint64_t ticket = ++impl.status_asked;
+  impl.status_wanted.store(true);
+  lock.unlock();
+  impl.mesh.reactor->wake();
+  Nanos until = impl.now() + kPatience;
+  do {
+    if (std::unique_lock sits(impl.seat, std::try_to_lock); sits) return impl.status_of_this_rank();
+    lock.lock();
+    if (impl.changed.wait_for(lock, std::chrono::milliseconds(1),
+                              [&] { return impl.status_told >= ticket; }))
+      return impl.status_words;
+    lock.unlock();
+  } while (impl.now() < until);
+  Json out = {{"rank", impl.mesh.rank.index},
+              {"host", impl.options.host},
+              {"pid", static_cast<int>(::getpid())},
+              {"busy", true}};
+  return out.dump();
 }
 
 Result<std::string> ask_status(const std::string& address, const std::string& secret,
