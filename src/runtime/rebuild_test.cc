@@ -59,7 +59,7 @@ Result<void> survive(Group& group, Nanos thinks, transport::Network& network, Re
   return smaller->leave();
 }
 
-void be_rank(uint32_t rank, const Scene& scene, sim::World& world, Report& report) {
+Options options_for(uint32_t rank, const Scene& scene, sim::World& world) {
   Options joining;
   joining.rank = {rank};
   joining.ranks = scene.ranks;
@@ -70,8 +70,12 @@ void be_rank(uint32_t rank, const Scene& scene, sim::World& world, Report& repor
   joining.shared_memory = false;
   joining.progress_thread = false;
   joining.network = &world.network_of({rank});
+  return joining;
+}
+
+void be_rank(uint32_t rank, const Scene& scene, sim::World& world, Report& report) {
   auto recorder = capture::Recorder::off();
-  auto group = Group::join(joining, *recorder);
+  auto group = Group::join(options_for(rank, scene, world), *recorder);
   if (!group) return;
   report.joined = true;
   auto survived = survive(**group, scene.thinks[rank], world.network_of({rank}), report);
@@ -122,6 +126,44 @@ TEST_F(SimulatedRebuild, takes_in_every_survivor_under_every_seed) {
     }
   }
   EXPECT_GT(rebuilt, (last - first) / 2);
+}
+
+// Rank 2 comes and does not wait for the others, who wait for rank 3.
+TEST_F(SimulatedRebuild, goes_on_when_a_survivor_leaves_again) {
+  Scene scene;
+  scene.ranks = 4;
+  scene.world.ranks = 4;
+  Fault death;
+  death.kind = Fault::Kind::death;
+  death.rank = 3;
+  death.at = 300;
+  scene.world.faults = {death};
+  sim::World world(scene.world);
+  std::vector<Result<uint32_t>> left(4, Result<uint32_t>(0u));
+  std::vector<std::function<void()>> bodies;
+  for (uint32_t rank = 0; rank < 4; ++rank)
+    bodies.emplace_back([&, rank] {
+      Options joining = options_for(rank, scene, world);
+      if (rank == 2) joining.join_deadline = Nanos::from_millis(100);
+      auto recorder = capture::Recorder::off();
+      left[rank] = [&]() -> Result<uint32_t> {
+        WEFT_ASSIGN(auto group, Group::join(joining, *recorder));
+        while (group->barrier()) continue;
+        WEFT_ASSIGN(auto smaller, group->rebuild(Nanos::from_seconds(4)));
+        WEFT_TRY(smaller->barrier());
+        WEFT_TRY(smaller->leave());
+        return smaller->ranks();
+      }();
+    });
+  sim::Outcome outcome = world.run(std::move(bodies));
+  ASSERT_TRUE(outcome.complete) << outcome.report;
+  EXPECT_TRUE(outcome.died[3]);
+  for (uint32_t rank : {0u, 1u}) {
+    ASSERT_TRUE(left[rank]) << left[rank].error().message();
+    EXPECT_EQ(*left[rank], 2u);
+  }
+  ASSERT_FALSE(left[2]);
+  EXPECT_EQ(left[2].error().code(), Code::timeout) << left[2].error().message();
 }
 
 }  // namespace

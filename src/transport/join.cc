@@ -112,7 +112,9 @@ class Joiner {
 
   Result<void> accept(std::unique_ptr<Socket>& socket, const Hello& peer) {
     auto refuse = [](const char* why) { return error(Code::invalid_argument, "%s", why); };
-    if (peer.rank >= options_.ranks || peer.rank == options_.rank.index)
+    // Survivors come to the root with their old numbers, and call each other by the new ones.
+    Rank own = peer.purpose == Purpose::control ? options_.rank : mesh_.rank;
+    if (peer.rank >= options_.ranks || peer.rank == own.index)
       return refuse("it is not one of the other ranks");
     if (peer.purpose == Purpose::control) {
       if (!is_root()) return refuse("control channels go to rank 0");
@@ -239,6 +241,7 @@ class Joiner {
     std::optional<Error> differs;
     for (;;) {
       std::vector<uint32_t> absent;
+      bool someone_comes = false;  // it has proved the secret, and not yet said where it listens
       for (uint32_t r = 0; r < options_.ranks; ++r) {
         if (r == own) continue;
         ControlChannel* channel = mesh_.control[r].get();
@@ -256,13 +259,19 @@ class Joiner {
             registered[r] = true;
           }
         }
-        if (channel != nullptr && channel->failure())
-          return error(Code::peer_lost, "rank %u left while the group was forming: %s", r,
-                       channel->failure()->message().c_str());
+        if (channel != nullptr && channel->failure()) {
+          if (!options_.survivors)
+            return error(Code::peer_lost, "rank %u left while the group was forming: %s", r,
+                         channel->failure()->message().c_str());
+          // The others are not worse off than if it had not come. It may come again.
+          mesh_.control[r].reset();
+          registered[r] = false;
+        }
+        someone_comes = someone_comes || (mesh_.control[r] && !registered[r]);
         if (!registered[r]) absent.push_back(r);
       }
       if (absent.empty()) break;
-      if (options_.survivors && network_.clock().now() > settled) {
+      if (options_.survivors && !someone_comes && network_.clock().now() > settled) {
         keep_survivors(registered);
         break;
       }

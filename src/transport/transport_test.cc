@@ -3,6 +3,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <poll.h>
 #include <sys/epoll.h>
 #include <unistd.h>
 
@@ -262,6 +263,40 @@ TEST(Join, tells_every_rank_where_the_others_are) {
     }
     expect_data_flows(meshes);
   }
+}
+
+// The port never closes: who calls while the old group ends is answered by the new one.
+TEST(Join, a_survivor_that_calls_between_two_groups_is_served) {
+  auto made = kernel_network().listen("127.0.0.1", 0);
+  ASSERT_TRUE(made.ok()) << made.error().message();
+  auto old_reactor = kernel_network().reactor();
+  auto old = std::make_unique<Acceptor>(kernel_network(), *old_reactor, std::move(*made), kSecret,
+                                        [](std::unique_ptr<Socket>&, const Hello&) -> Result<void> {
+                                          return error(Code::invalid_argument,
+                                                       "it belongs to another group");
+                                        });
+  uint16_t port = old->port();
+  auto survivor = [&](uint32_t rank) {
+    JoinOptions options = options_for(rank, 3, port);
+    options.survivors = true;
+    options.settle = Nanos::from_seconds(1);
+    return options;
+  };
+  Result<Mesh> second = error(Code::cancelled, "not joined");
+  std::thread caller([&] { second = join(survivor(2)); });
+  JoinOptions options = survivor(0);
+  options.listener = old->listener();
+  pollfd called{options.listener->fd(), POLLIN, 0};
+  EXPECT_EQ(::poll(&called, 1, 10'000), 1);
+  old.reset();
+  Result<Mesh> first = join(options);
+  caller.join();
+  ASSERT_TRUE(first.ok()) << first.error().message();
+  ASSERT_TRUE(second.ok()) << second.error().message();
+  EXPECT_EQ(first->members[0].port, port);
+  EXPECT_EQ(first->ranks, 2u);
+  EXPECT_EQ(second->rank, Rank{1}) << "the new number of rank 2";
+  EXPECT_EQ(first->acceptor->refused(), 0u);
 }
 
 TEST(Join, alone_needs_nobody) {
