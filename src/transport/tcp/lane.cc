@@ -209,7 +209,9 @@ void Lane::chunk_left(Nanos now) {
         unsettled.payload = std::move(spare_.back());
         spare_.pop_back();
       }
-      unsettled.payload.resize(out_.header.length);
+      // Never shrunk: memory that grows again is zeroed again.
+      if (unsettled.payload.size() < out_.header.length)
+        unsettled.payload.resize(out_.header.length);
       std::byte* to = unsettled.payload.data();
       for (std::span<const std::byte> part : out_.payload) {
         if (part.empty()) continue;
@@ -283,6 +285,8 @@ void Lane::attach() {
 std::vector<Lane::Unsettled> Lane::take_unsettled() {
   std::vector<Unsettled> out(std::make_move_iterator(unsettled_.begin()),
                              std::make_move_iterator(unsettled_.end()));
+  for (Unsettled& chunk : out)
+    if (chunk.retained) chunk.payload.resize(chunk.header.length);
   unsettled_.clear();
   if (sending_) out.push_back({out_.header, out_.token, false, {}});
   sending_ = false;
