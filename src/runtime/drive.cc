@@ -72,8 +72,8 @@ void Group::Impl::drive_until(const std::function<bool()>& done) {
       // While things move, the next one is near: to sleep for it costs more than to look.
       if (moved) sleep_from = now() + options.spin;
       if (!looks) continue;
-      // Whoever has work goes first: perhaps it is what this thread waits for.
-      if (!over()) ::sched_yield();
+      // Nothing came: whoever has work goes first, perhaps it is what this thread waits for.
+      if (!moved && !over()) ::sched_yield();
     }
   }
   last_call.store(now().count);
