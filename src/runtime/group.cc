@@ -623,7 +623,7 @@ Result<std::shared_ptr<Work::State>> Group::Impl::prepare(const Call& call,
   uint64_t bytes = call.count * size;
   bool sixteen = call.type == Type::float16 || call.type == Type::bfloat16;
   bool arithmetic = call.op == Op::sum || call.op == Op::mean || call.op == Op::product;
-  bool sums = (call.collective == Collective::all_reduce ||
+  bool sums = (call.collective == Collective::all_reduce || call.collective == Collective::reduce ||
                call.collective == Collective::reduce_scatter) &&
               sixteen && arithmetic && ranks > 2;
   bool plan_says = options.plan.algorithm != plan::Plan().algorithm;

@@ -378,7 +378,8 @@ TEST_P(Table, sixteen_bit_sums_are_rounded_once) {
   expect_ok(
       run_setting(kSettings[which], ranks, [&](Group& group, capture::Recorder&) -> Result<void> {
         for (Type type : {Type::float16, Type::bfloat16})
-          for (Collective collective : {Collective::all_reduce, Collective::reduce_scatter}) {
+          for (Collective collective :
+               {Collective::all_reduce, Collective::reduce, Collective::reduce_scatter}) {
             uint64_t large = type == Type::float16 ? 2048 : 256;
             std::vector<int64_t> own(ranks * 3u, 1), sums(own.size());
             for (size_t i = 0; i < own.size(); ++i) {
@@ -389,11 +390,14 @@ TEST_P(Table, sixteen_bit_sums_are_rounded_once) {
             Call call;
             call.collective = collective;
             call.input = data.data();
-            std::vector<std::byte> result(collective == Collective::all_reduce ? data.size() : 6);
+            std::vector<std::byte> result(collective == Collective::reduce_scatter ? 6
+                                                                                   : data.size());
             call.output = result.data();
             call.count = own.size();
             call.type = type;
+            call.root = collective == Collective::reduce ? ranks - 1 : 0;
             WEFT_TRY(group.run(call));
+            if (collective == Collective::reduce && group.rank().index != call.root) continue;
             expected.resize(result.size());
             if (result != expected)
               return error(Code::corrupt, "%s of %s is not the nearest to the exact sum",

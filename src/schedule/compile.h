@@ -103,6 +103,7 @@ std::shared_ptr<const Program> tree_broadcast(const Shape& shape);
 std::shared_ptr<const Program> tree_reduce(const Shape& shape);
 
 std::shared_ptr<const Program> direct_all_reduce(const Shape& shape);
+std::shared_ptr<const Program> direct_reduce(const Shape& shape);
 std::shared_ptr<const Program> direct_reduce_scatter(const Shape& shape);
 std::shared_ptr<const Program> direct_all_gather(const Shape& shape);
 std::shared_ptr<const Program> direct_gather(const Shape& shape);

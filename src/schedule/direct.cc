@@ -65,6 +65,26 @@ std::shared_ptr<const Program> direct_reduce_scatter(const Shape& shape) {
   return out.finish({end_of(blocks), own.elements, 0, wide_size(shape, blocks)});
 }
 
+// The root adds up what all others send it, in the order of ranks behind it.
+std::shared_ptr<const Program> direct_reduce(const Shape& shape) {
+  Compiler out(shape);
+  Range whole{0, shape.elements};
+  if (shape.rank != shape.root) {
+    out.send(shape.root, 0, whole);
+    return out.finish({shape.elements, 0, 0, 0});
+  }
+  for (uint32_t d = 1; d < shape.ranks; ++d) {
+    if (shape.wide)
+      out.combine_wide(after(shape, d), 0, whole, {Space::output, 0},
+                       {d == 1, d + 1 == shape.ranks});
+    else
+      out.combine(after(shape, d), 0, whole, {Space::output, 0});
+  }
+  out.result(whole, 0);
+  uint64_t wide = shape.wide && shape.ranks > 1 ? shape.elements : 0;
+  return out.finish({shape.elements, shape.elements, 0, wide});
+}
+
 std::shared_ptr<const Program> direct_all_gather(const Shape& shape) {
   std::vector<Range> blocks = blocks_of(shape);
   const Range& own = blocks[shape.rank];

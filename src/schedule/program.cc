@@ -16,8 +16,10 @@ Algorithm available(Collective collective, Algorithm asked) {
     case Collective::reduce_scatter:
     case Collective::all_gather:
       return asked == Algorithm::direct ? Algorithm::direct : Algorithm::ring;
-    case Collective::broadcast:
-    case Collective::reduce: return asked == Algorithm::ring ? Algorithm::ring : Algorithm::tree;
+    case Collective::reduce:
+      if (asked == Algorithm::direct) return Algorithm::direct;
+      [[fallthrough]];
+    case Collective::broadcast: return asked == Algorithm::ring ? Algorithm::ring : Algorithm::tree;
     case Collective::barrier: return Algorithm::doubling;
     case Collective::gather:
     case Collective::scatter:
@@ -100,7 +102,9 @@ std::shared_ptr<const Program> Program::make(const Shape& asked) {
       return ring ? ring_reduce_scatter(shape) : direct_reduce_scatter(shape);
     case Collective::all_gather: return ring ? ring_all_gather(shape) : direct_all_gather(shape);
     case Collective::broadcast: return ring ? chain_broadcast(shape) : tree_broadcast(shape);
-    case Collective::reduce: return ring ? chain_reduce(shape) : tree_reduce(shape);
+    case Collective::reduce:
+      if (shape.algorithm == Algorithm::direct) return direct_reduce(shape);
+      return ring ? chain_reduce(shape) : tree_reduce(shape);
     case Collective::barrier: return doubling_all_reduce(shape);
     case Collective::gather: return direct_gather(shape);
     case Collective::scatter: return direct_scatter(shape);

@@ -269,7 +269,7 @@ TEST(Blocks, reduce_scatter_leaves_each_rank_its_block_and_all_gather_joins_them
 
 TEST(Rooted, broadcast_and_reduce_work_from_and_to_every_root) {
   each_case([&](Shape shape, bool in_place) {
-    for (Algorithm algorithm : {Algorithm::ring, Algorithm::tree})
+    for (Algorithm algorithm : {Algorithm::ring, Algorithm::tree, Algorithm::direct})
       for (uint32_t root = 0; root < shape.ranks; root += 1 + shape.ranks / 4) {
         shape.algorithm = algorithm;
         shape.root = root;
