@@ -232,7 +232,12 @@ class Prober {
       return Error(failure_->code(), failure_->message()).in("probe");
     for (auto& channel : mesh_.control) {
       if (!channel) continue;
-      while (auto frame = channel->receive()) handle(*channel, *frame);
+      // What comes behind the announcement of the end belongs to whoever runs next.
+      while (!announced_) {
+        auto frame = channel->receive();
+        if (!frame) break;
+        handle(*channel, *frame);
+      }
       if (channel->failure())
         return error(Code::peer_lost, "probe: rank %u left: %s", channel->peer().index,
                      channel->failure()->message().c_str());

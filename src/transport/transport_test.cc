@@ -771,5 +771,29 @@ TEST(Probe, a_rank_that_leaves_ends_it_for_the_others) {
   for (std::thread& thread : threads) thread.join();
 }
 
+TEST(Probe, leaves_what_comes_behind_its_end_to_whoever_runs_next) {
+  auto meshes = join_all(2, free_port(), [](JoinOptions& options) { options.probe = true; });
+  ASSERT_NO_FATAL_FAILURE(expect_joined(meshes));
+  // Both frames are there before rank 1 looks.
+  Packer end, next;
+  end.number(uint32_t{0}).number(uint8_t{1});
+  next.string("for the runtime");
+  meshes[0]->control[1]->send(Control::probe_step, end);
+  meshes[0]->control[1]->send(Control::costs, next);
+  for (int i = 0; i < 10; ++i) meshes[0]->reactor->run_once(Nanos::from_millis(1));
+  pause_ms(50);
+  auto recorder = capture::Recorder::off();
+  auto measured = probe(*meshes[1], ProbeOptions(), *recorder);
+  ASSERT_TRUE(measured) << measured.error().message();
+  std::optional<Frame> frame;
+  for (int i = 0; i < 100 && !frame; ++i) {
+    frame = meshes[1]->control[0]->receive();
+    if (!frame) meshes[1]->reactor->run_once(Nanos::from_millis(10));
+  }
+  ASSERT_TRUE(frame);
+  EXPECT_EQ(frame->type, Control::costs);
+  EXPECT_EQ(Unpacker(frame->payload).string(), "for the runtime");
+}
+
 }  // namespace
 }  // namespace weft::transport
