@@ -121,6 +121,7 @@ class ServedLane final : public LanePort {
   void break_off(Error error);
 
  private:
+  Moment on_clock_of_owner(const Message& event) const;
   bool deliver(const Message& event);
   struct Given {
     ChunkHeader header;
@@ -379,9 +380,14 @@ bool ServedLane::send_one() {
   return true;
 }
 
+// One difference for both: what passes between two looks at the clocks is not part of the chunk.
+Moment ServedLane::on_clock_of_owner(const Message& event) const {
+  Nanos ahead = owner_.clock.now() - monotonic_clock().now();
+  return {Nanos{event.first} + ahead, Nanos{event.last} + ahead};
+}
+
 void ServedLane::handle(const Message& event) {
-  Moment when{owner_.clock.now() - (monotonic_clock().now() - Nanos{event.first}),
-              owner_.clock.now() - (monotonic_clock().now() - Nanos{event.last})};
+  Moment when = on_clock_of_owner(event);
   auto given = std::find_if(given_.begin(), given_.end(), [&](const Given& one) {
     return one.header.message == event.header.message;
   });
@@ -429,8 +435,7 @@ bool ServedLane::deliver(const Message& event) {
   }
   auto landing = owner_.handler.arriving(index_, event.header, true);
   if (landing && landing->not_yet) return false;
-  Moment when{owner_.clock.now() - (monotonic_clock().now() - Nanos{event.first}),
-              owner_.clock.now() - (monotonic_clock().now() - Nanos{event.last})};
+  Moment when = on_clock_of_owner(event);
   Result<void> taken;
   if (!landing) {
     taken = std::move(landing).error();
