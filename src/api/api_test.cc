@@ -119,6 +119,8 @@ TEST(Join, refuses_wrong_variables_by_name) {
   EXPECT_THAT(refusal({{"WEFT_JOIN_TIMEOUT", "0s"}}), HasSubstr("WEFT_JOIN_TIMEOUT"));
   EXPECT_THAT(refusal({{"WEFT_JOIN_TIMEOUT", "9000000s"}}), HasSubstr("WEFT_JOIN_TIMEOUT"));
   EXPECT_THAT(refusal({{"WEFT_PLAN", "no_such_plan"}}), HasSubstr("WEFT_PLAN"));
+  EXPECT_THAT(refusal({{"WEFT_COSTS", "/no/such/file"}}), HasSubstr("WEFT_COSTS"));
+  EXPECT_THAT(refusal({{"WEFT_COSTS", "/proc/version"}}), HasSubstr("not a file of costs"));
   EXPECT_THAT(refusal({{"WEFT_TRACE", "/proc/weft"}}), HasSubstr("/proc/weft"));
   EXPECT_THAT(refusal({{"WEFT_RANK", "3"}, {"WEFT_SIZE", "3"}}), HasSubstr("WEFT_RANK"));
   EXPECT_THAT(refusal({{"WEFT_RANK", "0"}}), HasSubstr("WEFT_SIZE"));

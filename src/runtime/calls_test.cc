@@ -18,6 +18,27 @@ void expect_ok(const std::vector<Result<void>>& outcomes) {
                                   << (outcomes[r].ok() ? "" : outcomes[r].error().message());
 }
 
+// What rank 0 knows decides for all: ranks that chose by themselves would not understand each
+// other.
+TEST(Costs, of_rank_0_decide_which_all_reduce_everyone_uses) {
+  cost::Costs slow = cost::typical();
+  slow.round_trip_idle_ns = {1e12, 1e12, 1e12, 1};  // nothing but the number of steps counts
+  ASSERT_EQ(schedule::choose_all_reduce(slow, {5, 1, 1}).at(4u << 20), schedule::Algorithm::direct);
+  ASSERT_EQ(schedule::choose_all_reduce(cost::typical(), {5, 1, 1}).at(4u << 20),
+            schedule::Algorithm::ring);
+  auto body = [](Group& group, capture::Recorder&) -> Result<void> {
+    std::vector<float> data(1u << 20, static_cast<float>(group.rank().index));
+    WEFT_TRY(group.all_reduce(data));
+    for (float value : data)
+      if (value != 10) return error(Code::corrupt, "%g instead of 10", double{value});
+    return {};
+  };
+  for (uint32_t who : {0u, 3u})
+    expect_ok(run_ranks(5, plan::Plan(), body, [&](Options& options) {
+      if (options.rank.index == who) options.costs = slow;
+    }));
+}
+
 // ---- refused before anything is sent -----------------------------------------------------
 
 TEST(Call, that_makes_no_sense_is_refused_and_the_group_goes_on) {

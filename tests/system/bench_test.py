@@ -110,6 +110,22 @@ class Bench(unittest.TestCase):
         self.assertEqual((run.returncode, run.stderr), (0, ""))
         self.expect_lanes(json.loads(run.stdout))
 
+    def test_algorithms_are_timed_and_their_costs_kept(self):
+        costs = os.path.join(self.no_peers, "costs.json")
+        run = self.bench("algorithms", "-n", "2", "-b", "1K", "-e", "1M", "-f", "32", "--repeats", "1",
+                         "-o", costs, "--json")
+        self.assertEqual((run.returncode, run.stderr), (0, ""))
+        answer = json.loads(run.stdout)
+        self.assertEqual([row["bytes"] for row in answer["rows"]], [1024, 32768, 1048576])
+        for row in answer["rows"]:
+            self.assertEqual(set(row["time_us"]), set(row["reckoned_us"]))
+            self.assertIn("ring", row["time_us"])
+            best = min(row["time_us"].values())
+            self.assertAlmostEqual(row["loss_percent"], 100 * (row["time_us"][row["chosen"]] / best - 1), places=6)
+        self.assertGreater(answer["costs"]["bytes_per_s"], 0)
+        with open(costs) as file:
+            self.assertEqual(json.load(file), answer["costs"])
+
     def test_sizes_that_make_no_sense_are_refused(self):
         run = self.bench("allreduce", "-b", "2M", "-e", "1M")
         self.assertEqual((run.returncode, run.stdout), (1, ""))
