@@ -81,22 +81,19 @@ std::optional<Column> column_of(const Timed& timed, const cost::Group& group) {
     return all_reduce_seconds(costs, timed.algorithm, timed.bytes, group);
   };
   if (!ask(free)) return std::nullopt;
+  // Rates are bytes a second, everything else nanoseconds.
+  constexpr std::pair<std::optional<cost::Fitted> cost::Costs::*, double> kUnits[kUnknowns] = {
+      {&cost::Costs::round_trip_idle_ns, 1e9},
+      {&cost::Costs::link_bytes_per_s, 1},
+      {&cost::Costs::cpu_ns_per_chunk, 1e9},
+      {&cost::Costs::copy_ns_per_byte, 1e9},
+      {&cost::Costs::reduce_ns_per_byte, 1e9}};
   Column out;
-  cost::Costs one = free;
-  one.round_trip_idle_ns->value = 1e9;
-  out[0] = *ask(one);
-  one = free;
-  one.link_bytes_per_s->value = 1;
-  out[1] = *ask(one);
-  one = free;
-  one.cpu_ns_per_chunk->value = 1e9;
-  out[2] = *ask(one);
-  one = free;
-  one.copy_ns_per_byte->value = 1e9;
-  out[3] = *ask(one);
-  one = free;
-  one.reduce_ns_per_byte->value = 1e9;
-  out[4] = *ask(one);
+  for (size_t i = 0; i < kUnknowns; ++i) {
+    cost::Costs one = free;
+    (one.*kUnits[i].first)->value = kUnits[i].second;
+    out[i] = *ask(one);
+  }
   return out;
 }
 

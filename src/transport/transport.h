@@ -146,7 +146,7 @@ class Socket {
   virtual std::span<const std::byte> peek() { return {}; }
   virtual void consume(size_t bytes) { (void)bytes; }
   virtual size_t shared_capacity() const { return 0; }
-  // Which of `events` the memory is ready for now. A side that is `sleeping` wants a bell for the
+  // Which of `events` the memory is ready for. A side that is `sleeping` wants a bell for the
   // others.
   virtual uint32_t shared_events(uint32_t events, bool sleeping) {
     (void)events, (void)sleeping;
