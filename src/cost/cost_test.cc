@@ -216,6 +216,26 @@ TEST(Fit, OneMishapDoesNotMove) {
   expect_near(costs.round_trip_idle_ns, 60e3, 0.03, "idle");
 }
 
+// One number of flows that was measured in a bad moment does not discredit the others.
+TEST(Fit, ASlowMomentIsOutvoted) {
+  for (const int held_up : {1, 2, 4, 8, 16}) {
+    World world;
+    world.flows = {1, 2, 4, 8, 16};
+    trace::Trace trace = world.probe();
+    for (auto& process : trace.processes) {
+      for (ProbeResult& result : process.probe) {
+        if (result.type == ProbeType::rate && result.flows == held_up) result.duration_ns *= 20;
+      }
+    }
+    const Costs costs = fit(trace);
+    EXPECT_FALSE(costs.link_is_lower_bound) << held_up;
+    EXPECT_NEAR(*rate_of_flows(costs, 18), world.link, 0.03 * world.link) << held_up;
+    if (held_up > 2) {
+      EXPECT_NEAR(*rate_of_flows(costs, 1), world.flow, 0.03 * world.flow) << held_up;
+    }
+  }
+}
+
 TEST(Fit, NothingMeasuredIsUnknown) {
   trace::Trace trace;
   for (int i = 0; i < 2; ++i) {

@@ -93,18 +93,33 @@ struct Line {
   std::vector<Costs::RatePoint> points;
 };
 
+// The points that can all be true: more flows cannot carry more than in proportion. Where they do, a
+// sender was held up during the lesser number, or a receiver during the greater, which then found at
+// once what had piled up; the most points that agree stand, of equally many the earlier ones.
+std::vector<Costs::RatePoint> consistent(const std::vector<Costs::RatePoint>& points) {
+  auto follows = [](const Costs::RatePoint& fewer, const Costs::RatePoint& more) {
+    return more.bytes_per_s.value <= kMishap * fewer.bytes_per_s.value / fewer.flows * more.flows;
+  };
+  std::vector<size_t> length(points.size(), 1), next(points.size(), points.size());
+  size_t first = 0;
+  for (size_t i = points.size(); i-- > 0;) {
+    for (size_t j = i + 1; j < points.size(); ++j) {
+      if (length[j] < length[i] || !follows(points[i], points[j])) continue;
+      length[i] = length[j] + 1;
+      next[i] = j;
+    }
+    if (length[i] >= length[first] || i + 1 == points.size()) first = i;
+  }
+  std::vector<Costs::RatePoint> out;
+  for (size_t i = first; i < points.size(); i = next[i]) out.push_back(points[i]);
+  return out;
+}
+
 // rate(n) = min(n * flow, link)
 Line fit_line(const std::map<uint32_t, Samples>& rates) {
   Line line;
-  for (const auto& [flows, samples] : rates) {
-    const Fitted rate = *summary(samples);
-    // More flows cannot carry more than in proportion: then a receiver was held up, and found at
-    // once what had piled up.
-    const bool mishap =
-        !line.points.empty() && rate.value > kMishap * line.points.back().bytes_per_s.value /
-                                                 line.points.back().flows * flows;
-    if (!mishap) line.points.push_back({flows, rate});
-  }
+  for (const auto& [flows, samples] : rates) line.points.push_back({flows, *summary(samples)});
+  line.points = consistent(line.points);
   if (line.points.empty()) return line;
 
   const auto fastest = std::max_element(

@@ -158,7 +158,7 @@ TEST(Replay, what_was_not_measured_is_said) {
   auto answer = replayer.predict(more);
   ASSERT_FALSE(answer.ok());
   EXPECT_EQ(answer.error().code(), Code::unsupported);
-  EXPECT_THAT(answer.error().message(), HasSubstr("16 lanes"));
+  EXPECT_THAT(answer.error().message(), HasSubstr("16 connections"));
 
   Replayer blind = replayer_of(under(preset("ddp")), cost::Costs());
   auto nothing = blind.predict({});
@@ -325,7 +325,31 @@ TEST(Replay, what_more_flows_carry_must_have_been_measured) {
   question.plan->lanes = 4;
   auto answer = replayer.predict(question);
   ASSERT_FALSE(answer.ok());
-  EXPECT_THAT(answer.error().message(), HasSubstr("12 lanes"));
+  EXPECT_THAT(answer.error().message(), HasSubstr("12 connections"));
+}
+
+TEST(Replay, what_the_run_itself_did_is_known) {
+  cost::Costs costs = testing::costs_of_capped_link();
+  costs.link_is_lower_bound = true;
+  costs.ring_rates.resize(1);
+  costs.link_bytes_per_s = costs.ring_rates[0].bytes_per_s;
+  costs.flow_bytes_per_s.reset();
+  costs.lane_bytes_per_s = cost::Fitted{0.25e9, 0.25e9, 0.25e9, 8};
+  costs.lanes = 4;
+  plan::Plan plan = preset("default");
+  plan.lanes = 4;
+  Replayer replayer = replayer_of(under(plan), costs);
+  auto itself = replayer.predict({});
+  ASSERT_TRUE(itself.ok()) << itself.error().message();
+  EXPECT_THAT(itself->unknown, Contains(HasSubstr("still grew")));
+  // Four lanes of 0.25 GB/s carry what a probe of a link of 1 GB/s would have said.
+  double known = predicted(replayer_of(under(plan), testing::costs_of_capped_link()), {})
+                     .iteration_ns;
+  EXPECT_NEAR(itself->iteration_ns / known, 1, 0.05);
+  Question more;
+  more.plan = plan;
+  more.plan->lanes = 5;
+  EXPECT_FALSE(replayer.predict(more).ok());
 }
 
 // ---- who serves the lanes ----------------------------------------------------------------

@@ -114,11 +114,18 @@ Result<Rates> recorded_rates(const cost::Costs& costs, uint32_t lanes, uint32_t 
   if (costs.link_bytes_per_s) {
     rates.link = pick(*costs.link_bytes_per_s, end) * 1e-9;
     if (costs.flow_bytes_per_s) rates.flow = pick(*costs.flow_bytes_per_s, end) * 1e-9;
-    if (!cost::rate_of_flows(costs, flows))
+    if (cost::rate_of_flows(costs, flows)) return rates;
+    // The rate still grew when the probe ended. What the run itself did over as many lanes is known.
+    if (!costs.lane_bytes_per_s || lanes > costs.lanes)
       return error(Code::unsupported,
-                   "what %u lanes carry is unknown: the probe measured fewer connections and the "
-                   "rate was still growing",
+                   "what %u connections of a rank carry is unknown: the probe measured fewer, and "
+                   "the rate was still growing",
                    flows);
+    rates.flow = pick(*costs.lane_bytes_per_s, end) * 1e-9;
+    rates.link = std::max(rates.link, rates.flow * costs.lanes);
+    notes.unknown.push_back(
+        "the rate of the link: it still grew when the probe ended, so what the run's own lanes "
+        "carried is taken for it");
     return rates;
   }
   // Without a probe only what the run itself did is known.
