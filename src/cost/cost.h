@@ -58,7 +58,8 @@ struct Costs {
 
   // From the run's own messages, never from time spent waiting for another rank.
   std::optional<Fitted> lane_bytes_per_s;  // one lane while it always had something to send
-  uint32_t lanes = 0;                      // how many there were then
+  uint32_t lanes = 0;                      // from one rank to another, then
+  uint32_t connections = 0;                // of one rank with all others, one way, then
   std::optional<Fitted> hand_over_ns;      // end of a backward -> its gradient is handed over
   std::optional<Fitted> report_ns;         // last rank complete -> the operation is admitted
   std::optional<Fitted> begin_ns;          // admitted -> another rank begins it

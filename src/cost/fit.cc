@@ -93,9 +93,9 @@ struct Line {
   std::vector<Costs::RatePoint> points;
 };
 
-// The points that can all be true: more flows cannot carry more than in proportion. Where they do, a
-// sender was held up during the lesser number, or a receiver during the greater, which then found at
-// once what had piled up; the most points that agree stand, of equally many the earlier ones.
+// The points that can all be true: more flows cannot carry more than in proportion. Where they do,
+// a sender was held up during the lesser number, or a receiver during the greater, which then found
+// at once what had piled up; the most points that agree stand, of equally many the earlier ones.
 std::vector<Costs::RatePoint> consistent(const std::vector<Costs::RatePoint>& points) {
   auto follows = [](const Costs::RatePoint& fewer, const Costs::RatePoint& more) {
     return more.bytes_per_s.value <= kMishap * fewer.bytes_per_s.value / fewer.flows * more.flows;

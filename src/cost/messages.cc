@@ -19,8 +19,15 @@ using trace::Shape;
 constexpr int64_t kQueuedBefore = 200'000;
 // Fewer back-to-back arrivals than this say nothing about a rate.
 constexpr size_t kEnoughArrivals = 50;
-// A lane's own messages overrule the probe only where the link did not hold the lanes back.
+// A lane's own messages overrule the probe only where no link, that of the sender or that of the
+// receiver, held the lanes back.
 constexpr double kLinkNotFull = 0.9;
+// How long a host must have received at a rate for its link to be said to carry it: what piled up
+// while a thread was held up comes faster than that, but not for so long.
+constexpr int64_t kSustained = 50'000'000;
+constexpr size_t kEnoughStretches = 20;
+// A run that carried this much more than its probe was probed in a bad moment.
+constexpr double kMoreThanProbed = 1.1;
 
 int64_t difference(int64_t a, int64_t b) {
   int64_t out = 0;
@@ -46,14 +53,16 @@ struct LaneId {
 };
 
 // Messages by lane, in the order of arrival.
-std::map<LaneId, std::vector<Transfer>> transfers(const trace::Trace& trace) {
+using Transfers = std::map<LaneId, std::vector<Transfer>>;
+
+Transfers transfers(const trace::Trace& trace) {
   std::unordered_map<uint64_t, std::pair<uint32_t, const Event*>> sends;
   for (const Process& process : trace.processes)
     for (const Event& event : process.events)
       if (event.shape == Shape::send && event.kind == Kind::chunk &&
           event.iteration != trace::kNone)
         sends.emplace(event.message, std::pair(process.environment.rank, &event));
-  std::map<LaneId, std::vector<Transfer>> by_lane;
+  Transfers by_lane;
   for (const Process& process : trace.processes)
     for (const Event& event : process.events) {
       if (event.shape != Shape::receive || event.kind != Kind::chunk) continue;
@@ -68,11 +77,35 @@ std::map<LaneId, std::vector<Transfer>> transfers(const trace::Trace& trace) {
   return by_lane;
 }
 
+// What a host took in during the busiest tenth of its stretches of time; of all hosts the median.
+std::optional<Fitted> carried(const Transfers& by_lane) {
+  std::map<uint32_t, std::map<int64_t, double>> bytes;  // by rank and stretch
+  for (const auto& [lane, list] : by_lane)
+    for (const Transfer& one : list)
+      bytes[lane.to][one.received / kSustained] += static_cast<double>(one.bytes + kHeaderBytes);
+  std::vector<double> rates;
+  for (const auto& [rank, stretches] : bytes) {
+    if (stretches.size() < kEnoughStretches) continue;
+    std::vector<double> of_rank;
+    for (const auto& [stretch, received] : stretches)
+      of_rank.push_back(received / static_cast<double>(kSustained) * 1e9);
+    rates.push_back(quantile(of_rank, 0.9));
+  }
+  return summary(rates);
+}
+
 void fit_lanes(const trace::Trace& trace, Costs& costs) {
+  const Transfers by_lane = transfers(trace);
+  const std::optional<Fitted> seen = carried(by_lane);
+  if (seen && costs.link_bytes_per_s &&
+      seen->value > kMoreThanProbed * costs.link_bytes_per_s->value)
+    costs.link_bytes_per_s = seen;
   std::vector<double> rates;
   uint16_t lanes = 0;
-  for (const auto& [lane, list] : transfers(trace)) {
+  std::map<uint32_t, uint32_t> out_of, into;  // connections by rank
+  for (const auto& [lane, list] : by_lane) {
     if (lane.lane != trace::kNone16) lanes = std::max<uint16_t>(lanes, lane.lane + 1);
+    costs.connections = std::max({costs.connections, ++out_of[lane.from], ++into[lane.to]});
     double bytes = 0, ns = 0;
     size_t count = 0;
     for (size_t i = 1; i < list.size(); ++i) {
@@ -86,7 +119,8 @@ void fit_lanes(const trace::Trace& trace, Costs& costs) {
   costs.lane_bytes_per_s = summary(rates);
   costs.lanes = lanes;
   if (!costs.lane_bytes_per_s || !costs.flow_bytes_per_s || !costs.link_bytes_per_s) return;
-  if (lanes * costs.lane_bytes_per_s->value < kLinkNotFull * costs.link_bytes_per_s->value)
+  if (costs.connections * costs.lane_bytes_per_s->value <
+      kLinkNotFull * costs.link_bytes_per_s->value)
     costs.flow_bytes_per_s = costs.lane_bytes_per_s;
 }
 

@@ -68,17 +68,19 @@ TEST(Messages, a_lane_that_waited_tells_nothing) {
   EXPECT_FALSE(fit(busy_lane(10, 0.0155)).lane_bytes_per_s.has_value()) << "too few to tell";
 }
 
+void add_probe(trace::Trace& trace, uint16_t flows, double bytes_per_s) {
+  trace::ProbeResult result;
+  result.scope = trace::ProbeScope::ring;
+  result.flows = flows;
+  result.chunk_bytes = 20'000;
+  result.duration_ns = 10'000'000;
+  result.bytes = static_cast<uint64_t>(bytes_per_s * 0.01);
+  trace.processes[0].probe.push_back(result);
+}
+
 TEST(Messages, the_run_overrules_the_probe_where_the_link_was_not_full) {
   trace::Trace trace = busy_lane(200, 0.0155);
-  auto probe = [&](uint16_t flows, double bytes_per_s) {
-    trace::ProbeResult result;
-    result.scope = trace::ProbeScope::ring;
-    result.flows = flows;
-    result.chunk_bytes = 20'000;
-    result.duration_ns = 10'000'000;
-    result.bytes = static_cast<uint64_t>(bytes_per_s * 0.01);
-    trace.processes[0].probe.push_back(result);
-  };
+  auto probe = [&](uint16_t flows, double rate) { add_probe(trace, flows, rate); };
   probe(1, 17e6);
   probe(2, 34e6);
   probe(8, 78e6);
@@ -89,6 +91,39 @@ TEST(Messages, the_run_overrules_the_probe_where_the_link_was_not_full) {
   // A receiver that was held up: more than in proportion is not believed.
   probe(32, 900e6);
   EXPECT_NEAR(fit(trace).link_bytes_per_s->value, 77.5e6, 0.1e6);
+}
+
+TEST(Messages, a_run_that_carried_more_than_its_probe_overrules_it) {
+  trace::Trace trace = busy_lane(20'000, 0.0625);  // for 6 s
+  for (int flows : {1, 2, 8}) add_probe(trace, static_cast<uint16_t>(flows), 40e6);
+  EXPECT_NEAR(fit(trace).link_bytes_per_s->value, 62.5e6, 0.5e6);
+  // Not by a little, nor for a moment.
+  trace::Trace close = busy_lane(20'000, 0.042);
+  trace::Trace brief = busy_lane(500, 0.0625);
+  for (trace::Trace* one : {&close, &brief}) {
+    for (int flows : {1, 2, 8}) add_probe(*one, static_cast<uint16_t>(flows), 40e6);
+    EXPECT_NEAR(fit(*one).link_bytes_per_s->value, 40e6, 0.1e6);
+  }
+}
+
+// Lanes of two senders that meet at one receiver fill its link, though neither fills its own.
+TEST(Messages, lanes_that_meet_do_not_overrule_the_probe) {
+  trace::Trace trace = busy_lane(200, 0.0155);
+  for (auto [flows, rate] : {std::pair(1, 20e6), {2, 34e6}, {8, 34e6}})
+    add_probe(trace, static_cast<uint16_t>(flows), rate);
+  EXPECT_NEAR(fit(trace).flow_bytes_per_s->value, 15.5e6, 0.02e6);
+  trace::Trace other = busy_lane(200, 0.0155);
+  other.processes[0].environment.rank = 2;
+  for (auto& process : other.processes)
+    for (Event& event : process.events) event.message += 1000;
+  trace.processes.push_back(other.processes[0]);
+  auto& received = trace.processes[1].events;
+  received.insert(received.end(), other.processes[1].events.begin(),
+                  other.processes[1].events.end());
+  Costs costs = fit(trace);
+  EXPECT_EQ(costs.lanes, 1u);
+  EXPECT_EQ(costs.connections, 2u);
+  EXPECT_NEAR(costs.flow_bytes_per_s->value, 20e6, 0.1e6);
 }
 
 TEST(Messages, delays_are_those_between_the_events) {

@@ -1,12 +1,17 @@
 #include "causes.h"
 
 #include <algorithm>
+#include <numeric>
 
 namespace weft::graph {
 namespace {
 
 // Chunks and ranks that are looked at while programs are made.
 constexpr uint64_t kMostWork = 50'000'000;
+
+std::tuple<uint32_t, uint16_t, uint32_t> name_of(const schedule::Send& send) {
+  return {send.peer, send.id.step, send.id.chunk};
+}
 
 bool sends_all(const Causes& causes, std::span<const Half> sends) {
   return std::all_of(sends.begin(), sends.end(), [&](const Half& half) {
@@ -18,13 +23,10 @@ bool sends_all(const Causes& causes, std::span<const Half> sends) {
 
 Causes::Causes(std::shared_ptr<const schedule::Program> program) : program_(std::move(program)) {
   std::span<const schedule::Send> sends = program_->sends();
-  for (uint32_t i = 0; i < sends.size(); ++i) {
-    if (sends[i].id.chunk == 0) messages_.push_back({sends[i].peer, sends[i].id.step, i, 0});
-    ++messages_.back().chunks;
-  }
-  std::sort(messages_.begin(), messages_.end(), [](const Message& a, const Message& b) {
-    return std::tie(a.peer, a.step) < std::tie(b.peer, b.step);
-  });
+  by_name_.resize(sends.size());
+  std::iota(by_name_.begin(), by_name_.end(), 0u);
+  std::sort(by_name_.begin(), by_name_.end(),
+            [&](uint32_t a, uint32_t b) { return name_of(sends[a]) < name_of(sends[b]); });
   first_.assign(sends.size() + 1, 0);
   std::span<const schedule::Receive> receives = program_->receives();
   for (uint32_t r = 0; r < receives.size(); ++r)
@@ -39,13 +41,12 @@ Causes::Causes(std::shared_ptr<const schedule::Program> program) : program_(std:
 }
 
 std::optional<uint32_t> Causes::find(uint32_t peer, schedule::ChunkId id) const {
-  auto found = std::partition_point(messages_.begin(), messages_.end(), [&](const Message& m) {
-    return std::tie(m.peer, m.step) < std::tie(peer, id.step);
-  });
-  if (found == messages_.end() || found->peer != peer || found->step != id.step ||
-      id.chunk >= found->chunks)
-    return std::nullopt;
-  return found->first + id.chunk;
+  std::span<const schedule::Send> sends = program_->sends();
+  const std::tuple sought(peer, id.step, id.chunk);
+  auto found = std::partition_point(by_name_.begin(), by_name_.end(),
+                                    [&](uint32_t i) { return name_of(sends[i]) < sought; });
+  if (found == by_name_.end() || name_of(sends[*found]) != sought) return std::nullopt;
+  return *found;
 }
 
 std::span<const schedule::Receive* const> Causes::of(uint32_t send) const {

@@ -26,14 +26,8 @@ class Causes {
   std::span<const schedule::Receive* const> of(uint32_t send) const;
 
  private:
-  struct Message {
-    uint32_t peer;
-    uint16_t step;
-    uint32_t first;
-    uint32_t chunks;
-  };
   std::shared_ptr<const schedule::Program> program_;
-  std::vector<Message> messages_;  // sent, by peer and step
+  std::vector<uint32_t> by_name_;  // sends, by peer, step and chunk
   std::vector<uint32_t> first_;    // by send, one more at the end
   std::vector<const schedule::Receive*> receives_;
 };

@@ -335,7 +335,7 @@ TEST(Replay, what_the_run_itself_did_is_known) {
   costs.link_bytes_per_s = costs.ring_rates[0].bytes_per_s;
   costs.flow_bytes_per_s.reset();
   costs.lane_bytes_per_s = cost::Fitted{0.25e9, 0.25e9, 0.25e9, 8};
-  costs.lanes = 4;
+  costs.lanes = costs.connections = 4;
   plan::Plan plan = preset("default");
   plan.lanes = 4;
   Replayer replayer = replayer_of(under(plan), costs);
@@ -343,8 +343,8 @@ TEST(Replay, what_the_run_itself_did_is_known) {
   ASSERT_TRUE(itself.ok()) << itself.error().message();
   EXPECT_THAT(itself->unknown, Contains(HasSubstr("still grew")));
   // Four lanes of 0.25 GB/s carry what a probe of a link of 1 GB/s would have said.
-  double known = predicted(replayer_of(under(plan), testing::costs_of_capped_link()), {})
-                     .iteration_ns;
+  double known =
+      predicted(replayer_of(under(plan), testing::costs_of_capped_link()), {}).iteration_ns;
   EXPECT_NEAR(itself->iteration_ns / known, 1, 0.05);
   Question more;
   more.plan = plan;

@@ -115,14 +115,15 @@ Result<Rates> recorded_rates(const cost::Costs& costs, uint32_t lanes, uint32_t 
     rates.link = pick(*costs.link_bytes_per_s, end) * 1e-9;
     if (costs.flow_bytes_per_s) rates.flow = pick(*costs.flow_bytes_per_s, end) * 1e-9;
     if (cost::rate_of_flows(costs, flows)) return rates;
-    // The rate still grew when the probe ended. What the run itself did over as many lanes is known.
+    // The rate still grew when the probe ended. What the run itself did over as many lanes is
+    // known.
     if (!costs.lane_bytes_per_s || lanes > costs.lanes)
       return error(Code::unsupported,
                    "what %u connections of a rank carry is unknown: the probe measured fewer, and "
                    "the rate was still growing",
                    flows);
     rates.flow = pick(*costs.lane_bytes_per_s, end) * 1e-9;
-    rates.link = std::max(rates.link, rates.flow * costs.lanes);
+    rates.link = std::max(rates.link, rates.flow * costs.connections);
     notes.unknown.push_back(
         "the rate of the link: it still grew when the probe ended, so what the run's own lanes "
         "carried is taken for it");
@@ -138,7 +139,7 @@ Result<Rates> recorded_rates(const cost::Costs& costs, uint32_t lanes, uint32_t 
                  "the trace has no probe: what %u lanes carry is unknown, only %u were used", lanes,
                  costs.lanes);
   rates.flow = pick(*costs.lane_bytes_per_s, end) * 1e-9;
-  rates.link = rates.flow * costs.lanes;
+  rates.link = rates.flow * costs.connections;
   notes.unknown.push_back(
       "the rate of the link: the trace has no probe, so the lanes' own rate is "
       "taken for it");

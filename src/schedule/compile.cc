@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <numeric>
 
 #include "cut.h"
 
@@ -130,6 +131,37 @@ void Compiler::combine_wide(uint32_t peer, uint32_t step, Range range, Place int
 
 void Compiler::copy(Copy copy) {
   if (copy.elements > 0) program_->copies_.push_back(copy);
+}
+
+void Compiler::hold_back(uint32_t step, uint32_t behind, uint32_t chunks) {
+  auto message = std::find_if(program_->messages_.begin(), program_->messages_.end(),
+                              [&](const auto& one) { return one.step == behind; });
+  if (message == program_->messages_.end()) return;
+  for (uint32_t send = 0; send < program_->sends_.size(); ++send) {
+    const ChunkId id = program_->sends_[send].id;
+    if (id.step != step || id.chunk < chunks) continue;
+    edges_.push_back({message->first_receive + id.chunk - chunks, send, false});
+    ++program_->send_needs_[send];
+  }
+}
+
+void Compiler::interleave() {
+  std::vector<uint32_t> order(program_->sends_.size());
+  std::iota(order.begin(), order.end(), 0u);
+  std::stable_sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) {
+    return program_->sends_[a].id.chunk < program_->sends_[b].id.chunk;
+  });
+  std::vector<Send> sends;
+  std::vector<uint32_t> needs, place(order.size());
+  for (uint32_t old : order) {
+    place[old] = static_cast<uint32_t>(sends.size());
+    sends.push_back(program_->sends_[old]);
+    needs.push_back(program_->send_needs_[old]);
+  }
+  program_->sends_ = std::move(sends);
+  program_->send_needs_ = std::move(needs);
+  for (Edge& edge : edges_)
+    if (!edge.to_receive) edge.to = place[edge.to];
 }
 
 void Compiler::result(Range range, uint64_t output_first) {

@@ -40,6 +40,11 @@ class Compiler {
   };
   void combine_wide(uint32_t peer, uint32_t step, Range range, Place into, Wide wide);
   void copy(Copy copy);
+  // The sends of `step` run at most `chunks` chunks ahead of the receives of `behind`, both of
+  // which move the same range: chunk k waits for chunk k - chunks.
+  void hold_back(uint32_t step, uint32_t behind, uint32_t chunks);
+  // Wanted first are the chunks with the lowest number, whichever message they belong to.
+  void interleave();
   // The range is a result, to be at `output_first` of the output: what never moved is copied there.
   void result(Range range, uint64_t output_first);
 

@@ -210,6 +210,44 @@ TEST(HalvingDoubling, each_rank_of_a_power_of_two_sends_its_share) {
   }
 }
 
+// Rank 1 of 4 is a leaf of the first tree, two links below its root.
+TEST(Tree, a_leaf_runs_a_few_chunks_ahead_of_what_comes_back) {
+  Shape shape;
+  shape.algorithm = Algorithm::tree;
+  shape.ranks = 4;
+  shape.rank = 1;
+  shape.elements = 2000;
+  shape.chunk_elements = 10;  // 100 a tree
+  Steps steps(Program::make(shape));
+  std::vector<uint32_t> sends, receives;
+  steps.start(sends);
+  auto& program = steps.program();
+  auto up = [&](uint32_t send) { return program.sends()[send].id.step == 0; };
+  EXPECT_EQ(std::count_if(sends.begin(), sends.end(), up), 20);
+  for (uint32_t chunk = 0; chunk < 80; ++chunk) {
+    sends.clear();
+    auto down = program.find(2, {1, chunk});
+    ASSERT_TRUE(down && steps.take(*down)) << chunk;
+    steps.applied(*down, sends, receives);
+    ASSERT_EQ(sends.size(), 1u) << chunk;
+    EXPECT_EQ(program.sends()[sends[0]].id, (ChunkId{0, chunk + 20}));
+  }
+}
+
+TEST(Tree, neither_tree_goes_before_the_other) {
+  Shape shape;
+  shape.algorithm = Algorithm::tree;
+  shape.ranks = 5;
+  shape.elements = 1003;
+  shape.chunk_elements = 10;
+  for (shape.rank = 0; shape.rank < shape.ranks; ++shape.rank) {
+    auto program = Program::make(shape);
+    EXPECT_TRUE(
+        std::is_sorted(program->sends().begin(), program->sends().end(),
+                       [](const Send& a, const Send& b) { return a.id.chunk < b.id.chunk; }));
+  }
+}
+
 // Between hosts goes what a ring of hosts would send, however many ranks a host has.
 TEST(Hierarchical, little_leaves_a_host) {
   Shape shape;

@@ -33,8 +33,15 @@ uint32_t to_rank(uint32_t tree, uint32_t node, uint32_t ranks) {
   return ranks % 2 == 0 ? ranks - 1 - node : (node + 1) % ranks;
 }
 
+// A leaf has everything it sends from the start. Without a limit it fills its parent's link with
+// chunks that cannot be added yet, while those of the other child, which could, wait behind them.
+// So it runs ahead of what has come back by a few chunks for each link on the way to the root and
+// back, which keeps all of them busy.
+constexpr uint32_t kAheadForLink = 5;
+
 struct Family {
   std::optional<uint32_t> parent;
+  uint32_t depth = 0;  // links to the root
   std::vector<uint32_t> children;
 };
 
@@ -42,6 +49,8 @@ Family family_of(uint32_t tree, const Shape& shape) {
   Family family;
   uint32_t self = to_node(tree, shape.rank, shape.ranks);
   if (auto up = parent_in_tree(self, shape.ranks)) family.parent = to_rank(tree, *up, shape.ranks);
+  for (auto up = parent_in_tree(self, shape.ranks); up; up = parent_in_tree(*up, shape.ranks))
+    ++family.depth;
   for (uint32_t node = 1; node < shape.ranks; ++node)
     if (parent_in_tree(node, shape.ranks) == self)
       family.children.push_back(to_rank(tree, node, shape.ranks));
@@ -77,9 +86,11 @@ std::shared_ptr<const Program> tree_all_reduce(const Shape& shape) {
     if (family.parent) {
       out.send(*family.parent, up, half);
       out.store(*family.parent, down, half, place);
+      if (family.children.empty()) out.hold_back(up, down, 2 * family.depth * kAheadForLink);
     }
     for (uint32_t child : family.children) out.send(child, down, half);
   }
+  out.interleave();
   out.result(whole, 0);
   return out.finish({shape.elements, shape.elements, 0, 0});
 }
