@@ -99,7 +99,7 @@ TEST(Links, fall_back_to_the_connection_when_the_memory_is_gone) {
     hello.ranks = 2;
     hello.lane = 5;
     hello.agreement = "the same";
-    for (const char* name : {"/weft-000000000000000000000000", "/etc/passwd", "weft"}) {
+    for (const char* name : {"/weft-lane-000000000000000000000000", "/etc/passwd", "weft"}) {
       hello.shared = name;
       Fd fd = connect_to(meshes[0]->members[0].port);
       EXPECT_TRUE(prove(fd.get(), kSecret, hello));

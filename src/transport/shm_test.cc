@@ -11,6 +11,7 @@
 #include <cstring>
 
 #include "chunk_testing.h"
+#include "shm/name.h"
 #include "testing.h"
 #include "weft/transport.h"
 
@@ -108,15 +109,14 @@ TEST(Segment, is_not_attached_under_a_name_or_of_a_size_that_is_not_ours) {
     ASSERT_FALSE(attached) << name;
     EXPECT_EQ(attached.error().code(), Code::invalid_argument) << name;
   }
-  EXPECT_FALSE(shm::Segment::attach("/weft-" + std::string(200, 'a')));
-  EXPECT_FALSE(shm::Segment::attach("/weft-0000"));
-  std::string name = text("/weft-test-%d", ::getpid());
+  EXPECT_FALSE(shm::Segment::attach("/weft-lane-" + std::string(200, 'a')));
+  EXPECT_FALSE(shm::Segment::attach("/weft-lane-" + std::string(24, '0')));
   for (off_t size : {off_t{0}, off_t{4096}, off_t{1} << 20, off_t{1} << 30}) {
-    Fd file(::shm_open(name.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
-    ASSERT_TRUE(file);
-    ASSERT_EQ(::ftruncate(file.get(), size), 0);
-    auto attached = shm::Segment::attach(name);
-    ::shm_unlink(name.c_str());
+    auto made = shm::make_named();
+    ASSERT_TRUE(made);
+    ASSERT_EQ(::ftruncate(made->file.get(), size), 0);
+    auto attached = shm::Segment::attach(made->name);
+    ::shm_unlink(made->name.c_str());
     ASSERT_FALSE(attached) << size;
     EXPECT_THAT(attached.error().message(), HasSubstr("is not a lane's"));
   }

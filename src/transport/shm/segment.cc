@@ -3,7 +3,6 @@
 #include <fcntl.h>
 #include <sys/epoll.h>
 #include <sys/mman.h>
-#include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -11,6 +10,8 @@
 #include <atomic>
 #include <cerrno>
 #include <cstring>
+
+#include "shm/name.h"
 
 namespace weft::transport::shm {
 
@@ -26,11 +27,6 @@ namespace {
 
 constexpr size_t kPage = 4096;
 constexpr size_t kCapacity = 2u << 20;  // a few chunks, and still in a core's cache
-constexpr const char* kPrefix = "/weft-";
-
-bool name_is_ours(const std::string& name) {
-  return name.starts_with(kPrefix) && name.find('/', 1) == std::string::npos && name.size() <= 40;
-}
 
 class RingSocket : public Socket {
  public:
@@ -147,7 +143,7 @@ class Reader final : public RingSocket {
 
 }  // namespace
 
-Result<std::shared_ptr<Segment>> Segment::map(const std::string& name, Fd file) {
+Result<std::shared_ptr<Segment>> Segment::map(const std::string& name, const Fd& file) {
   std::shared_ptr<Segment> segment(new Segment());
   segment->name_ = name;
   segment->capacity_ = kCapacity;
@@ -169,30 +165,25 @@ Result<std::shared_ptr<Segment>> Segment::map(const std::string& name, Fd file) 
 }
 
 Result<std::shared_ptr<Segment>> Segment::make() {
-  std::array<unsigned char, 12> random;
-  if (::getrandom(random.data(), random.size(), 0) != static_cast<ssize_t>(random.size()))
-    return io_error(errno, "no random numbers");
-  std::string name = kPrefix;
-  for (unsigned char byte : random) name += text("%02x", unsigned{byte});
-  Fd file(::shm_open(name.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
-  if (!file) return io_error(errno, "cannot make shared memory");
+  sweep_if_due();
+  WEFT_ASSIGN(NamedFile made, make_named());
   // Takes the pages now: a full file system is an error here, and a signal later.
-  int full = ::posix_fallocate(file.get(), 0, kPage + kCapacity);
+  int full = ::posix_fallocate(made.file.get(), 0, kPage + kCapacity);
   if (full != 0) {
-    ::shm_unlink(name.c_str());
+    ::shm_unlink(made.name.c_str());
     return io_error(full, "cannot get %zu bytes of shared memory", kPage + kCapacity);
   }
-  auto segment = map(name, std::move(file));
+  auto segment = map(made.name, made.file);
   if (!segment) {
-    ::shm_unlink(name.c_str());
+    ::shm_unlink(made.name.c_str());
     return segment;
   }
-  (*segment)->linked_ = true;
+  (*segment)->held_ = std::move(made.file);
   return segment;
 }
 
 Result<std::shared_ptr<Segment>> Segment::attach(const std::string& name) {
-  if (!name_is_ours(name))
+  if (!is_lane_name(name))
     return error(Code::invalid_argument, "\"%s\" is not a lane's memory", name.c_str());
   Fd file(::shm_open(name.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW, 0));
   if (!file) return io_error(errno, "cannot open shared memory %s", name.c_str());
@@ -200,11 +191,13 @@ Result<std::shared_ptr<Segment>> Segment::attach(const std::string& name) {
   if (::fstat(file.get(), &facts) != 0 || facts.st_uid != ::geteuid() ||
       facts.st_size != static_cast<off_t>(kPage + kCapacity))
     return error(Code::invalid_argument, "shared memory %s is not a lane's", name.c_str());
-  return map(name, std::move(file));
+  return map(name, file);
 }
 
 void Segment::unlink() {
-  if (std::exchange(linked_, false)) ::shm_unlink(name_.c_str());
+  if (!held_) return;
+  ::shm_unlink(name_.c_str());
+  held_.reset();  // last: a name without a lock is anybody's to remove
 }
 
 Segment::~Segment() {

@@ -15,7 +15,7 @@ struct Head;  // positions and flags, in the segment itself
 
 class Segment {
  public:
-  // A new one, under a name that nobody can guess.
+  // A new one, under a name that nobody can guess. What killed processes left is removed first.
   static Result<std::shared_ptr<Segment>> make();
   // One that another process made.
   static Result<std::shared_ptr<Segment>> attach(const std::string& name);
@@ -32,10 +32,10 @@ class Segment {
 
  private:
   Segment() = default;
-  static Result<std::shared_ptr<Segment>> map(const std::string& name, Fd file);
+  static Result<std::shared_ptr<Segment>> map(const std::string& name, const Fd& file);
 
   std::string name_;
-  bool linked_ = false;
+  Fd held_;  // of the maker, as long as the name exists (name.h)
   Head* head_ = nullptr;
   std::byte* data_ = nullptr;
   size_t capacity_ = 0;
