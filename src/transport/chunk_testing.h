@@ -47,6 +47,7 @@ class TestHandler final : public ChunkHandler {
     EXPECT_LE(when.first, when.last);
     EXPECT_EQ(token, header.message * 7);
     EXPECT_TRUE(held_.contains(header.message)) << "settled before it was sent";
+    moments.push_back(when);
     sent_.push_back(header.chunk);
     ++sent_by_lane[lane];
   }
@@ -79,6 +80,7 @@ class TestHandler final : public ChunkHandler {
   Result<void> arrived(uint32_t lane, const ChunkHeader& header, const std::byte* payload,
                        Moment when) override {
     EXPECT_LE(when.first, when.last);
+    moments.push_back(when);
     Arrived& place = arriving_.at(header.message);
     if (payload != nullptr) place.payload.assign(payload, payload + header.length);
     in_place += payload != nullptr ? 1 : 0;
@@ -94,6 +96,7 @@ class TestHandler final : public ChunkHandler {
   };
   std::vector<Arrived> arrived_;
   std::vector<uint32_t> sent_, settled_;  // chunks, in order
+  std::vector<Moment> moments;            // of both
   std::map<uint32_t, size_t> sent_by_lane, arrived_by_lane;
   size_t offers = 0;
   size_t offered_in_place = 0;
