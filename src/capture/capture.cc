@@ -284,7 +284,8 @@ bool Recorder::Impl::attempt(Call call) {
     // Some of these may have reached the disk in whole blocks; nobody can tell any more. What is
     // counted are the records that are not known to be in the file.
     lost += unflushed;
-    WEFT_LOG(capture, warn, "recording ends early: %s", result.error().message().c_str());
+    WEFT_LOG(capture, warn, "recording ends early, and the job goes on without it: %s",
+             result.error().message().c_str());
   }
   if (!first_error) first_error = std::move(result).error();
   return refused;

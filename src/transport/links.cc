@@ -70,8 +70,10 @@ void Links::open(Rank peer, uint16_t lane) {
       shared = std::move(*made);
       hello.shared = shared->name();
     } else {
-      WEFT_LOG(transport, info, "rank %u: no shared memory, so TCP: %s", peer.index,
-               made.error().message().c_str());
+      // It works, only slower: said once and not for every lane.
+      if (!std::exchange(told_no_memory_, true))
+        WEFT_LOG(transport, warn, "rank %u: no shared memory, so TCP: %s", peer.index,
+                 made.error().message().c_str());
     }
   }
   openings_.push_back(std::unique_ptr<Opening>(

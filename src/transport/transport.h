@@ -588,6 +588,7 @@ class Links {
   Mesh& mesh_;
   Callbacks callbacks_;
   std::vector<std::unique_ptr<Opening>> openings_;
+  bool told_no_memory_ = false;
 };
 
 // ---- probe -------------------------------------------------------------------------------

@@ -164,14 +164,32 @@ Result<std::shared_ptr<Segment>> Segment::map(const std::string& name, const Fd&
   return segment;
 }
 
+namespace {
+
+// Takes the pages now: a full file system is an error here, and a signal later.
+int reserve(const Fd& file) {
+  int failure = EINTR;
+  while (failure == EINTR) failure = ::posix_fallocate(file.get(), 0, kPage + kCapacity);
+  return failure;
+}
+
+Error no_room(int failure) {
+  Error error = io_error(failure, "cannot get %zu bytes of shared memory", kPage + kCapacity);
+  if (failure != ENOSPC) return error;
+  return Error(error.code(),
+               error.message() +
+                   "; make room with: mount -o remount,size=1G /dev/shm (a container: docker run "
+                   "--shm-size=1g), or set WEFT_SHARED_MEMORY=0");
+}
+
+}  // namespace
+
 Result<std::shared_ptr<Segment>> Segment::make() {
   sweep_if_due();
   WEFT_ASSIGN(NamedFile made, make_named());
-  // Takes the pages now: a full file system is an error here, and a signal later.
-  int full = ::posix_fallocate(made.file.get(), 0, kPage + kCapacity);
-  if (full != 0) {
+  if (int failure = reserve(made.file); failure != 0) {
     ::shm_unlink(made.name.c_str());
-    return io_error(full, "cannot get %zu bytes of shared memory", kPage + kCapacity);
+    return no_room(failure);
   }
   auto segment = map(made.name, made.file);
   if (!segment) {
