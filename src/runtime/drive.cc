@@ -54,6 +54,7 @@ void Group::Impl::drive_until(const std::function<bool()>& done) {
   if (over()) return;
   callers.fetch_add(1);
   if (options.progress_thread && !parked.load()) mesh.reactor->wake();
+  bool more = true;  // in flight, for all that is known to one who never sat
   while (!over()) {
     std::unique_lock sits(seat, std::defer_lock);
     // The progress thread leaves at once; another caller may stay for long.
@@ -75,12 +76,13 @@ void Group::Impl::drive_until(const std::function<bool()>& done) {
       // Nothing came: whoever has work goes first, perhaps it is what this thread waits for.
       if (!moved && !over()) ::sched_yield();
     }
+    more = !engine->idle();  // the engine is only for the one who sits
   }
   last_call.store(now().count);
   if (callers.fetch_sub(1) > 1) {
     std::lock_guard lock(mutex);
     changed.notify_all();
-  } else if (parked.load() && !engine->idle()) {
+  } else if (parked.load() && more) {
     call_back();  // others are in flight: somebody has to go on
   }
 }
