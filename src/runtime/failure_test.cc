@@ -94,7 +94,10 @@ void be_victim(const Scene& scene, Group& group, const Child::Say& say) {
       say("here");
       if (scene.phase == Phase::last) break;
     }
-    if (!activity.once()) break;
+    if (auto done = activity.once(); !done) {
+      say("ended with " + done.error().message());
+      break;
+    }
   }
   if (scene.phase == Phase::before) say("here");
   for (;;) ::pause();

@@ -87,6 +87,7 @@ class TestHandler final : public ChunkHandler {
     arrived_.push_back(std::move(place));
     arriving_.erase(header.message);
     ++arrived_by_lane[lane];
+    if (on_arrival) on_arrival();
     return {};
   }
 
@@ -104,6 +105,7 @@ class TestHandler final : public ChunkHandler {
   uint32_t first_unknown = 0xffffffff;
   bool refuse = false;
   bool prefer_in_place = true;
+  std::function<void()> on_arrival;
   size_t held() const { return held_.size(); }
   size_t waiting() const { return queue_.size(); }
 

@@ -283,6 +283,29 @@ TEST(SharedLane, whose_sides_sleep_are_woken) {
   EXPECT_TRUE(all_arrived);
 }
 
+TEST(SharedLane, a_writer_that_is_always_ahead_does_not_keep_the_reader_in_one_turn) {
+  // Heartbeats, deadlines and other lanes have their turn in between.
+  constexpr uint32_t kChunks = 60;
+  constexpr uint64_t kMostInATurn = 8u << 20;
+  for (bool in_place : {true, false}) {
+    SharedLane lane;
+    for (uint32_t chunk = 0; chunk < kChunks; ++chunk)
+      lane.out->handler.queue(0, chunk, {noise(500000, chunk)});
+    lane.in->handler.prefer_in_place = in_place;
+    // Two chunks are always there, and there is room for a third.
+    lane.in->handler.on_arrival = [&] { lane.out->lane.send_one(); };
+    for (int i = 0; i < 2; ++i) ASSERT_TRUE(lane.out->lane.send_one());
+    size_t turns = 0;
+    for (; lane.in->handler.arrived_.size() < kChunks && turns < 1000; ++turns) {
+      uint64_t before = lane.in->lane.counters().bytes_received;
+      lane.world->run_once(Nanos{0});
+      EXPECT_LE(lane.in->lane.counters().bytes_received - before, kMostInATurn);
+    }
+    EXPECT_EQ(lane.in->handler.arrived_.size(), kChunks) << "what is left is announced again";
+    EXPECT_LT(turns, 100u);
+  }
+}
+
 TEST(SharedLane, a_peer_that_is_gone_is_noticed_and_its_last_words_are_read) {
   SharedLane lane;
   lane.out->handler.queue(0, 0, {noise(1000, 1)});

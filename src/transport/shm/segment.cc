@@ -132,13 +132,17 @@ class Reader final : public RingSocket {
   }
 
  private:
-  // Something was written since this was last asked.
+  // Something was written since this was last asked, or something is left by a reader who took
+  // some: he may have had enough for one turn. What he leaves untouched is not whole yet.
   bool news() {
     uint64_t written = head_.written.load(std::memory_order_seq_cst);
-    return std::exchange(seen_, written) != written;
+    bool fresh = std::exchange(seen_, written) != written;
+    bool took = std::exchange(asked_at_, at_) != at_;
+    return fresh || (took && written != at_);
   }
   uint64_t at_ = 0;
-  uint64_t seen_ = 0;
+  uint64_t seen_ = 0;      // of what was written, when last asked
+  uint64_t asked_at_ = 0;  // own position then
 };
 
 }  // namespace

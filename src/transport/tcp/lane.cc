@@ -453,10 +453,11 @@ void Lane::receive_some() {
   if (!failed_) send_receipt(false);
 }
 
-// The same, where whole chunks can be read in place. Takes all that is there: it is bounded by the
-// memory, and only news are announced.
+// The same, where whole chunks can be read in place. What is left is announced again; what a peer
+// that is gone has left fits into one turn, because the memory is smaller.
 void Lane::receive_shared() {
-  while (!paused_) {
+  const uint64_t enough = counters_.bytes_received + kReceiveBudget;
+  while (!paused_ && counters_.bytes_received < enough) {
     std::span<const std::byte> here = socket_->peek();
     if (!in_payload_) {
       if (here.size() < kChunkHeaderBytes) return;
