@@ -77,8 +77,9 @@ class Warnings {
 Result<void> add_up(Group& group, size_t count) {
   std::vector<float> data(count, static_cast<float>(group.rank().index + 1));
   WEFT_TRY(group.all_reduce(data));
-  auto sum = static_cast<float>(group.ranks() * (group.ranks() + 1) / 2);
-  if (std::all_of(data.begin(), data.end(), [&](float x) { return x == sum; })) return {};
+  uint32_t sum = group.ranks() * (group.ranks() + 1) / 2;
+  if (std::all_of(data.begin(), data.end(), [&](float x) { return x == static_cast<float>(sum); }))
+    return {};
   return error(Code::corrupt, "a wrong sum");
 }
 
