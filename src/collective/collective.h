@@ -139,6 +139,10 @@ class Engine final : private transport::ChunkHandler {
   // The last poll() could have sent more: call it again without waiting for an event.
   bool more_to_send() const { return more_to_send_; }
 
+  // Tells all peers what has arrived from them. Before connections are closed in agreement: a peer
+  // that has not heard of it would send the last chunks again.
+  void acknowledge();
+
   // Touches no operation's memory from now on: its owner may have it back. Nothing finishes.
   void halt();
 

@@ -226,6 +226,11 @@ std::vector<Key> Engine::poll(Nanos now) {
   return std::exchange(finished_, {});
 }
 
+void Engine::acknowledge() {
+  for (Slot& slot : slots_)
+    if (slot.lane && !slot.outgoing && !slot.broken) slot.lane->send_receipts(true);
+}
+
 void Engine::halt() {
   halted_ = true;
   more_to_send_ = false;

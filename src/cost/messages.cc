@@ -22,7 +22,7 @@ constexpr size_t kEnoughArrivals = 50;
 // A lane's own messages overrule the probe only where no link, that of the sender or that of the
 // receiver, held the lanes back.
 constexpr double kLinkNotFull = 0.9;
-// How long a host must have received at a rate for its link to be said to carry it: what piled up
+// How long a host must have moved data at a rate for its link to be said to carry it: what piled up
 // while a thread was held up comes faster than that, but not for so long.
 constexpr int64_t kSustained = 50'000'000;
 constexpr size_t kEnoughStretches = 20;
@@ -77,21 +77,25 @@ Transfers transfers(const trace::Trace& trace) {
   return by_lane;
 }
 
-// What a host took in during the busiest tenth of its stretches of time; of all hosts the median.
+// What the busiest host sent or took in during the busiest tenth of its stretches of time.
 std::optional<Fitted> carried(const Transfers& by_lane) {
-  std::map<uint32_t, std::map<int64_t, double>> bytes;  // by rank and stretch
+  std::map<std::pair<uint32_t, bool>, std::map<int64_t, double>> bytes;  // by rank, out or in
   for (const auto& [lane, list] : by_lane)
     for (const Transfer& one : list)
-      bytes[lane.to][one.received / kSustained] += static_cast<double>(one.bytes + kHeaderBytes);
-  std::vector<double> rates;
-  for (const auto& [rank, stretches] : bytes) {
+      for (bool in : {false, true})
+        bytes[{in ? lane.to : lane.from, in}][one.received / kSustained] +=
+            static_cast<double>(one.bytes + kHeaderBytes);
+  std::optional<Fitted> most;
+  for (const auto& [side, stretches] : bytes) {
     if (stretches.size() < kEnoughStretches) continue;
-    std::vector<double> of_rank;
-    for (const auto& [stretch, received] : stretches)
-      of_rank.push_back(received / static_cast<double>(kSustained) * 1e9);
-    rates.push_back(quantile(of_rank, 0.9));
+    std::vector<double> rates;
+    for (const auto& [stretch, moved] : stretches)
+      rates.push_back(moved / static_cast<double>(kSustained) * 1e9);
+    Fitted rate{quantile(rates, 0.9), quantile(rates, 0.85), quantile(rates, 0.95),
+                static_cast<uint32_t>(rates.size())};
+    if (!most || rate.value > most->value) most = rate;
   }
-  return summary(rates);
+  return most;
 }
 
 void fit_lanes(const trace::Trace& trace, Costs& costs) {

@@ -278,6 +278,7 @@ Result<void> Group::leave() {
   if (impl->mesh.ranks == 1) return {};
   impl->post([impl] {
     impl->leaving_since = impl->now();
+    impl->engine->acknowledge();
     if (!impl->is_root()) {
       impl->mesh.control[0]->send(Control::bye, Packer());
       return;

@@ -384,6 +384,23 @@ TEST(LaneEnds, receipts_settle_all_that_is_large_and_what_is_kept_stays_bounded)
   EXPECT_LT(bytes, (4u << 20) + kRetainedBytes);
 }
 
+TEST(LaneEnds, nothing_is_kept_once_all_was_acknowledged) {
+  auto [one, two] = tcp_pair();
+  auto world = new_reactor();
+  End out(Role::out, *world, adopt(std::move(one)));
+  std::optional<End> in(std::in_place, Role::in, *world, adopt(std::move(two)));
+  for (uint32_t chunk = 0; chunk < 7; ++chunk) out.handler.queue(0, chunk, {noise(2000, chunk)});
+  ASSERT_TRUE(turn_until(*world, [&] {
+    out.send_all();
+    in->lane.send_receipts();  // small chunks are not worth one
+    return in->handler.arrived_.size() == 7;
+  }));
+  in->lane.send_receipts(true);
+  in.reset();  // closes the connection
+  ASSERT_TRUE(turn_until(*world, [&] { return out.lane.failed(); }));
+  EXPECT_TRUE(out.lane.take_unsettled().empty());
+}
+
 // out ══ proxy ══ in; the proxy ends both connections when `limit` bytes have gone through.
 struct CutLane {
   explicit CutLane(uint64_t limit) : left(limit) {

@@ -214,8 +214,9 @@ class LanePort {
   virtual void resume() = 0;  // a chunk that was refused with not_yet may be offered again
   // Touches no payload from now on; the connection stays open, and nobody is told.
   virtual void halt() = 0;
-  // Sends receipts that are due but not urgent enough to be sent by themselves.
-  virtual void send_receipts() {}
+  // Sends receipts that are due but not urgent enough to be sent by themselves; `all`: also those
+  // that could wait for more, because no more will come.
+  virtual void send_receipts(bool all = false) { (void)all; }
   virtual bool ready() const = 0;  // out: the other end has answered
   virtual bool shared() const = 0;
   virtual const LaneCounters& counters() const = 0;
@@ -248,7 +249,7 @@ class Lane final : public LanePort, public Reactor::Handler {
   bool send_one() override;
   void resume() override;
   void halt() override;
-  void send_receipts() override;
+  void send_receipts(bool all = false) override;
   bool failed() const { return failed_; }
   bool ready() const override { return !failed_ && greeted_; }
   bool shared() const override { return socket_->shared(); }

@@ -345,7 +345,8 @@ bool Lane::end_payload(const std::byte* in_place, Nanos now) {
   return true;
 }
 
-void Lane::send_receipts() {
+void Lane::send_receipts(bool all) {
+  receipt_urgent_ = receipt_urgent_ || all;
   if (receipt_urgent_) send_receipt(true);
   update_interest();
 }
