@@ -32,6 +32,13 @@ struct Step {
   bool reverse = false;
   uint16_t flows = 1;
   uint32_t chunk_bytes = 0;
+
+  // How much of the time it gets. What a full link carries is the constant that most depends on,
+  // and the hardest: a thread that waits for a processor counts too little, or too much at once.
+  int64_t weight() const {
+    if (type == StepType::idle) return 0;
+    return scope == trace::ProbeScope::ring && flows >= 8 ? 3 : 1;
+  }
 };
 
 // The same list on all ranks.
@@ -201,8 +208,9 @@ class Prober {
     open(mesh_.probe_out, 0);
     open(mesh_.probe_in, Traffic::kLanes);
     // What is left for one step after the idle part, with a third for announcing and draining.
-    int64_t each = (options.budget - kIdleTime).count / static_cast<int64_t>(steps_.size());
-    send_time_ = Nanos{each}.scaled(0.68);
+    int64_t weights = 0;
+    for (const Step& step : steps_) weights += step.weight();
+    send_unit_ = Nanos{(options.budget - kIdleTime).count / weights}.scaled(0.68);
   }
 
   Result<std::vector<trace::ProbeResult>> run() {
@@ -371,7 +379,8 @@ class Prober {
     sent_ = ring || rank == (step.reverse ? 1u : 0u);
     bool receives = ring || rank == (step.reverse ? 0u : 1u);
     receiver_ = step.reverse ? mesh_.previous() : mesh_.next();
-    traffic_.begin(step, index, sent_, receives, !step.reverse, send_time_);
+    const Nanos send_time{send_unit_.count * step.weight()};
+    traffic_.begin(step, index, sent_, receives, !step.reverse, send_time);
     for (auto& lane : lanes_) lane->resume();
     int64_t cpu_before = thread_cpu_ns();
     bool room = fill_lanes();
@@ -411,7 +420,7 @@ class Prober {
     uint64_t total = received_bytes() - base;
 
     double share = 1;
-    if (auto steady = steady_part(samples, first_arrival, send_time_)) {
+    if (auto steady = steady_part(samples, first_arrival, send_time)) {
       own_.bytes = steady->bytes;
       own_.duration_ns = steady->at.count;
       share = total > 0 ? static_cast<double>(own_.bytes) / static_cast<double>(total) : 0;
@@ -496,7 +505,7 @@ class Prober {
   Traffic traffic_;
   std::vector<std::unique_ptr<Lane>> lanes_;
   std::optional<Error> failure_;
-  Nanos send_time_;
+  Nanos send_unit_;  // of a step of weight 1
   Nanos give_up_;
   std::optional<Frame> announced_;
   std::vector<Counted> counted_;
