@@ -80,15 +80,11 @@ class Prediction:
 
     def recorded(self, model, *options):
         """A run that keeps its trace: its folder and its result."""
-        out = os.path.join(self.bench.folder, f"recorded-{self.bench.count}")
-        self.bench.count += 1
-        for _ in range(3):
-            shutil.rmtree(out, ignore_errors=True)
-            run = weft(self.program, "lab", "run", "--model", model, *self.cluster, *options, "-o", out, "--json")
-            if run["steal_percent"] <= 10:
-                break
-            self.bench.set_aside += 1
-        return out, run
+        def once():
+            out = os.path.join(self.bench.folder, f"recorded-{self.bench.count}")
+            self.bench.count += 1
+            return out, weft(self.program, "lab", "run", "--model", model, *self.cluster, *options, "-o", out, "--json")
+        return self.bench.least_disturbed(once, lambda made: made[1]["steal_percent"])
 
     def predicted(self, trace, *options):
         return weft(self.program, "replay", trace, *options, "--json")["predicted"]
@@ -120,7 +116,7 @@ class Prediction:
         return lines
 
     def loop_once(self, model):
-        for _ in range(3):
+        def once():
             out = os.path.join(self.bench.folder, f"loop-{self.bench.count}")
             self.bench.count += 1
             run = weft(self.program, "lab", "loop", "--model", model, *self.cluster, "--before", "ddp", "-o", out, "--json")
@@ -128,10 +124,8 @@ class Prediction:
             print(f"  {model}: {run['before']['iteration_ms']:.1f} -> {run['after']['iteration_ms']:.1f} ms, predicted "
                   f"{run['predicted']['iteration_ms']:.1f} ({run['prediction_error_percent']:+.1f} %), "
                   f"{run['steal_percent']:.0f} % stolen", file=sys.stderr)
-            if run["steal_percent"] <= 10:
-                break
-            self.bench.set_aside += 1
-        return run
+            return run
+        return self.bench.least_disturbed(once, lambda run: run["steal_percent"])
 
     def plans(self):
         lines = ["## Random plans", "",
