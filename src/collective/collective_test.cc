@@ -11,10 +11,9 @@
 namespace weft::collective {
 namespace {
 
-using schedule::Algorithm;
 using schedule::Collective;
 using testing::HasSubstr;
-using namespace testing_support;
+using namespace testing_support;  // NOLINT(google-build-using-namespace): this module's own
 
 // ---- buffers -----------------------------------------------------------------------------
 

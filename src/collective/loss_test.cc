@@ -8,7 +8,7 @@ namespace weft::collective {
 namespace {
 
 using testing::HasSubstr;
-using namespace testing_support;
+using namespace testing_support;  // NOLINT(google-build-using-namespace): this module's own
 
 constexpr uint64_t kHandshake = 192;  // bytes that the opener of a lane sends before its chunks
 
@@ -99,8 +99,8 @@ TEST(Loss, a_byte_that_changes_on_the_way_is_seen_and_its_lane_named) {
       {kHandshake + 20, "header"},  // of the first chunk
       {kHandshake + 64 + 5000, "was damaged on the way"},
   };
-  for (auto& [at, words] : cases) {
-    FaultyNetwork network({{0, Fault::Kind::corrupt, at}});
+  for (const auto& one : cases) {
+    FaultyNetwork network({{0, Fault::Kind::corrupt, one.at}});
     std::atomic<bool> seen = false;
     run_nodes({.lanes = 1, .network_of_0 = &network}, [&](Node& node) {
       Work work(0, 100000, node);
@@ -113,7 +113,7 @@ TEST(Loss, a_byte_that_changes_on_the_way_is_seen_and_its_lane_named) {
       seen = true;
       ASSERT_EQ(node.lost.size(), 1u);
       EXPECT_THAT(node.lost[0], HasSubstr("rank 0: "));
-      EXPECT_THAT(node.lost[0], HasSubstr(words));
+      EXPECT_THAT(node.lost[0], HasSubstr(one.words));
     });
     EXPECT_TRUE(network.struck);
   }

@@ -10,7 +10,7 @@ namespace {
 using schedule::Collective;
 using testing::HasSubstr;
 using transport::ChunkHeader;
-using namespace testing_support;
+using namespace testing_support;  // NOLINT(google-build-using-namespace): this module's own
 
 constexpr uint64_t kElements = 1000;
 constexpr uint32_t kReceiptMagic = 0x6b634177;

@@ -104,7 +104,7 @@ class FaultyNetwork final : public transport::Network {
       if (fault_.kind == Fault::Kind::cut)
         ::shutdown(fd(), SHUT_RDWR);
       else if (fault_.kind == Fault::Kind::reset)
-        ::connect(fd(), &nowhere, sizeof nowhere);  // what is on its way is lost as well
+        (void)::connect(fd(), &nowhere, sizeof nowhere);  // what is on its way is lost as well
       else
         over_ = network_.released;
     }

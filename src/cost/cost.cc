@@ -128,7 +128,8 @@ std::optional<double> hierarchical_all_reduce_seconds(const Costs& costs, double
   if (group.hosts < 2 || group.ranks % group.hosts != 0 || group.ranks == group.hosts)
     return std::nullopt;
   if (!costs.copy_ns_per_byte) return std::nullopt;
-  const double local = group.ranks / group.hosts;
+  const uint32_t on_each = group.ranks / group.hosts;
+  const double local = on_each;
   const double moved = (local - 1) / local * bytes;
   double inside = 2 * moved * 2 * costs.copy_ns_per_byte->value;  // into shared memory, and out
   if (costs.reduce_ns_per_byte) inside += moved * costs.reduce_ns_per_byte->value;

@@ -25,7 +25,7 @@ Result<std::string> set_up_peer(const std::string& name) {
       if (line.rfind(head, 0) != 0) continue;
       const std::string rest = line.substr(head.size());
       if (word[0] == 'r') return rest;
-      return Error(Code::unsupported, name + " is not to be had here: " + rest);
+      return error(Code::unsupported, "%s is not to be had here: %s", name.c_str(), rest.c_str());
     }
   }
   return error(Code::unsupported, "%s is not to be had here: %s ended with code %d: %s",

@@ -272,7 +272,7 @@ class SecretFile : public ::testing::Test {
   }
   void TearDown() override { std::filesystem::remove_all(folder_); }
   std::string put(const std::string& name, const std::string& content, mode_t mode) const {
-    const std::string path = folder_ + "/" + name;
+    std::string path = folder_ + "/" + name;
     std::filesystem::create_directories(std::filesystem::path(path).parent_path());
     std::ofstream(path) << content;
     chmod(path.c_str(), mode);

@@ -13,7 +13,6 @@ namespace {
 
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-using ::testing::Not;
 using testing::SmallJob;
 
 constexpr double kCompute = 3 * (2e6 + 4e6 + 0.1e6);

@@ -8,7 +8,6 @@ namespace weft::runtime {
 namespace {
 
 using testing::AllOf;
-using testing::AnyOf;
 using testing::HasSubstr;
 using testing_support::run_ranks;
 

@@ -125,26 +125,22 @@ Result<std::shared_ptr<Work::State>> Group::Impl::launch(collective::Operation o
   };
   // With the seat free it starts here and now; else whoever drives will start it.
   std::unique_lock sits(seat, std::try_to_lock);
-  bool here = sits.owns_lock();
   {
     std::lock_guard lock(mutex);
     if (failure) return *failure;
     begin(operation);
     // Commands that were posted before come first, or numbers would not be the order of starts.
-    here = here && commands.empty();
-    if (!here) {
+    if (sits.owns_lock() && !commands.empty()) sits.unlock();
+    if (!sits.owns_lock()) {
       auto shared = std::make_shared<collective::Operation>(std::move(operation));
       commands.push_back([this, shared] { engine->start(std::move(*shared)); });
       has_commands.store(true, std::memory_order_release);
+      mesh.reactor->wake();
+      return state;
     }
   }
-  if (here) {
-    engine->start(std::move(operation));
-    for (collective::Key key : engine->poll(now())) finished(key);
-    return state;
-  }
-  if (sits.owns_lock()) sits.unlock();
-  mesh.reactor->wake();
+  engine->start(std::move(operation));
+  for (collective::Key key : engine->poll(now())) finished(key);
   return state;
 }
 

@@ -49,7 +49,7 @@ void Group::Impl::suspect(Rank peer, Error error) {
   suspicion = Suspicion{peer, std::move(error), now()};
 }
 
-void Group::Impl::fail(Error error, std::optional<Rank> blamed) {
+void Group::Impl::fail(const Error& error, std::optional<Rank> blamed) {
   if (failed) return;
   failed = true;
   // Whoever waits gets the failure, and with it its memory back.

@@ -10,9 +10,8 @@
 namespace weft::runtime {
 namespace {
 
-using testing::AnyOf;
 using testing::HasSubstr;
-using namespace testing_support;
+using namespace testing_support;  // NOLINT(google-build-using-namespace): this module's own
 
 // ---- what ranks are doing when it happens --------------------------------------------------
 
@@ -122,7 +121,8 @@ void be_survivor(const Scene& scene, Group& group, const Child::Say& say) {
   std::vector<float> data(300001, static_cast<float>((*rebuilt)->rank().index + 1));
   if (auto summed = (*rebuilt)->all_reduce(data); !summed)
     return say("wrong: after the rebuild: " + summed.error().message());
-  auto expected = static_cast<float>(scene.ranks * (scene.ranks - 1) / 2);
+  const uint32_t sum = scene.ranks * (scene.ranks - 1) / 2;
+  const auto expected = static_cast<float>(sum);
   if (!std::all_of(data.begin(), data.end(), [&](float x) { return x == expected; }))
     return say("wrong: sum after the rebuild");
   if (auto left = (*rebuilt)->leave(); !left) return say("wrong: " + left.error().message());

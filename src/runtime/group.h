@@ -98,7 +98,7 @@ struct Group::Impl : std::enable_shared_from_this<Group::Impl> {
 
   // ---- failure and membership (failure.cc)
   void suspect(Rank peer, Error error);
-  void fail(Error error, std::optional<Rank> culprit);
+  void fail(const Error& error, std::optional<Rank> culprit);
   void check_deadlines(Nanos now);
   void send_heartbeats(Nanos now);
   std::string describe(Rank rank) const;

@@ -97,7 +97,7 @@ TEST(Work, goes_on_without_its_handle_and_without_a_waiter) {
     for (uint64_t i = 0; i < 10; ++i) sums.emplace_back(group, 30000, i);
     for (Sum& sum : sums) {
       WEFT_ASSIGN(Work work, group.start(sum.call()));
-      work.then([&](Result<void> outcome) { called += outcome.ok() ? 1 : 1000; });
+      work.then([&](const Result<void>& outcome) { called += outcome.ok() ? 1 : 1000; });
     }
     for (int i = 0; i < 5000 && called < 10; ++i)
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -108,7 +108,7 @@ TEST(Work, goes_on_without_its_handle_and_without_a_waiter) {
     WEFT_ASSIGN(Work work, group.start(last.call()));
     WEFT_TRY(work.wait());
     bool at_once = false;
-    work.then([&](Result<void> outcome) { at_once = outcome.ok(); });
+    work.then([&](const Result<void>& outcome) { at_once = outcome.ok(); });
     if (!at_once) return error(Code::corrupt, "not called");
     return {};
   }));
@@ -119,7 +119,7 @@ TEST(Work, that_was_never_started_is_done) {
   EXPECT_TRUE(work.test());
   EXPECT_TRUE(work.wait());
   bool called = false;
-  work.then([&](Result<void> outcome) { called = outcome.ok(); });
+  work.then([&](const Result<void>& outcome) { called = outcome.ok(); });
   EXPECT_TRUE(called);
 }
 
@@ -140,7 +140,7 @@ TEST(Work, of_a_group_that_fails_ends_with_its_reason) {
         for (Sum& sum : sums) {
           auto work = group.start(sum.call());
           if (!work) return std::move(work).error();
-          work->then([&](Result<void> outcome) { failed += outcome.ok() ? 1000 : 1; });
+          work->then([&](const Result<void>& outcome) { failed += outcome.ok() ? 1000 : 1; });
           works.push_back(std::move(*work));
         }
         Result<void> first;
@@ -154,7 +154,7 @@ TEST(Work, of_a_group_that_fails_ends_with_its_reason) {
           std::this_thread::sleep_for(std::chrono::milliseconds(1));
         EXPECT_EQ(failed, 5);
         bool told = false;
-        works[0].then([&](Result<void> outcome) { told = !outcome; });
+        works[0].then([&](const Result<void>& outcome) { told = !outcome; });
         EXPECT_TRUE(told);
         return first;
       });
@@ -176,7 +176,7 @@ TEST(Work, an_urgent_one_overtakes_those_before_it) {
     std::atomic<int> ended{0};
     for (Sum& sum : bulk) {
       WEFT_ASSIGN(Work work, group.start(sum.call()));
-      work.then([&](Result<void>) { ++ended; });
+      work.then([&](const Result<void>&) { ++ended; });
       works.push_back(std::move(work));
     }
     Call call = urgent.call();

@@ -362,7 +362,8 @@ void expect_ok(const std::vector<Result<void>>& outcomes) {
 class Table : public testing::TestWithParam<std::tuple<size_t, uint32_t>> {};
 
 TEST_P(Table, every_result_is_exact) {
-  auto [which, ranks] = GetParam();
+  const auto which = std::get<size_t>(GetParam());
+  const auto ranks = std::get<uint32_t>(GetParam());
   size_t limit = ranks <= 3 ? 2200 : 700;
   std::vector<Case> cases = cases_for(ranks, 1000 * which + ranks, limit);
   expect_ok(
@@ -374,7 +375,8 @@ TEST_P(Table, every_result_is_exact) {
 
 TEST_P(Table, sixteen_bit_sums_are_rounded_once) {
   // The large value hides a single one in sixteen bits, but not all of them together.
-  auto [which, ranks] = GetParam();
+  const auto which = std::get<size_t>(GetParam());
+  const auto ranks = std::get<uint32_t>(GetParam());
   expect_ok(
       run_setting(kSettings[which], ranks, [&](Group& group, capture::Recorder&) -> Result<void> {
         for (Type type : {Type::float16, Type::bfloat16})
@@ -408,7 +410,8 @@ TEST_P(Table, sixteen_bit_sums_are_rounded_once) {
 }
 
 TEST_P(Table, messages_from_rank_to_rank_arrive_in_order) {
-  auto [which, ranks] = GetParam();
+  const auto which = std::get<size_t>(GetParam());
+  const auto ranks = std::get<uint32_t>(GetParam());
   expect_ok(
       run_setting(kSettings[which], ranks, [&](Group& group, capture::Recorder&) -> Result<void> {
         uint32_t rank = group.rank().index;
@@ -453,7 +456,8 @@ TEST_P(Table, messages_from_rank_to_rank_arrive_in_order) {
 }
 
 TEST_P(Table, a_barrier_lets_nobody_through_before_all_have_come) {
-  auto [which, ranks] = GetParam();
+  const auto which = std::get<size_t>(GetParam());
+  const auto ranks = std::get<uint32_t>(GetParam());
   std::atomic<uint32_t> came{0};
   expect_ok(run_setting(kSettings[which], ranks,
                         [&, all = ranks](Group& group, capture::Recorder&) -> Result<void> {
