@@ -139,7 +139,8 @@ class Compute(Lab):
         answer = self.good("--hosts", "2", "--iterations", "8", "--compute-only")
         # Within 1 % on a quiet machine, which the machine of a test need not be.
         self.assertGreater(answer["iteration_ms"], 0.99 * answer["compute_ms"])
-        self.assertLess(answer["iteration_ms"], 1.03 * answer["compute_ms"])
+        if answer["steal_percent"] <= 10:
+            self.assertLess(answer["iteration_ms"], 1.03 * answer["compute_ms"])
         self.assertEqual(answer["wire_ms"], 0)
 
 
