@@ -4,6 +4,7 @@
 #include <charconv>
 #include <compare>
 #include <map>
+#include <set>
 #include <unordered_map>
 
 namespace weft::cost {
@@ -77,14 +78,23 @@ Transfers transfers(const trace::Trace& trace) {
   return by_lane;
 }
 
-// What the busiest host sent or took in during the busiest tenth of its stretches of time.
-std::optional<Fitted> carried(const Transfers& by_lane) {
+// What the busiest rank sent or took in during the busiest tenth of its stretches of time. What
+// stays inside a host says nothing about a link, unless there is but one host.
+std::optional<Fitted> carried(const trace::Trace& trace, const Transfers& by_lane) {
+  std::map<uint32_t, uint32_t> host_of;
+  std::set<uint32_t> hosts;
+  for (const Process& process : trace.processes) {
+    host_of[process.environment.rank] = process.environment.host_index;
+    hosts.insert(process.environment.host_index);
+  }
   std::map<std::pair<uint32_t, bool>, std::map<int64_t, double>> bytes;  // by rank, out or in
-  for (const auto& [lane, list] : by_lane)
+  for (const auto& [lane, list] : by_lane) {
+    if (hosts.size() > 1 && host_of[lane.from] == host_of[lane.to]) continue;
     for (const Transfer& one : list)
       for (bool in : {false, true})
         bytes[{in ? lane.to : lane.from, in}][one.received / kSustained] +=
             static_cast<double>(one.bytes + kHeaderBytes);
+  }
   std::optional<Fitted> most;
   for (const auto& [side, stretches] : bytes) {
     if (stretches.size() < kEnoughStretches) continue;
@@ -100,7 +110,7 @@ std::optional<Fitted> carried(const Transfers& by_lane) {
 
 void fit_lanes(const trace::Trace& trace, Costs& costs) {
   const Transfers by_lane = transfers(trace);
-  const std::optional<Fitted> seen = carried(by_lane);
+  const std::optional<Fitted> seen = carried(trace, by_lane);
   if (seen && costs.link_bytes_per_s &&
       seen->value > kMoreThanProbed * costs.link_bytes_per_s->value)
     costs.link_bytes_per_s = seen;

@@ -106,6 +106,14 @@ TEST(Messages, a_run_that_carried_more_than_its_probe_overrules_it) {
   }
 }
 
+TEST(Messages, what_stays_inside_a_host_says_nothing_about_its_link) {
+  trace::Trace trace = busy_lane(20'000, 0.0625);
+  for (int flows : {1, 2, 8}) add_probe(trace, static_cast<uint16_t>(flows), 40e6);
+  trace.processes.push_back(process_of(2));  // elsewhere
+  trace.processes[1].environment.host_index = 0;
+  EXPECT_NEAR(fit(trace).link_bytes_per_s->value, 40e6, 0.1e6);
+}
+
 // Lanes of two senders that meet at one receiver fill its link, though neither fills its own.
 TEST(Messages, lanes_that_meet_do_not_overrule_the_probe) {
   trace::Trace trace = busy_lane(200, 0.0155);

@@ -210,14 +210,19 @@ TEST(HalvingDoubling, each_rank_of_a_power_of_two_sends_its_share) {
   }
 }
 
-// Rank 1 of 4 is a leaf of the first tree, two links below its root.
-TEST(Tree, a_leaf_runs_a_few_chunks_ahead_of_what_comes_back) {
+Shape tree_of(uint32_t ranks, uint64_t chunks_of_each) {
   Shape shape;
   shape.algorithm = Algorithm::tree;
-  shape.ranks = 4;
+  shape.ranks = ranks;
+  shape.chunk_elements = 10;
+  shape.elements = 2 * chunks_of_each * shape.chunk_elements;
+  return shape;
+}
+
+// Rank 1 of 4 is a leaf of the first tree, two links below its root.
+TEST(Tree, a_leaf_runs_a_few_chunks_ahead_of_what_comes_back) {
+  Shape shape = tree_of(4, 100);
   shape.rank = 1;
-  shape.elements = 2000;
-  shape.chunk_elements = 10;  // 100 a tree
   Steps steps(Program::make(shape));
   std::vector<uint32_t> sends, receives;
   steps.start(sends);
@@ -235,11 +240,8 @@ TEST(Tree, a_leaf_runs_a_few_chunks_ahead_of_what_comes_back) {
 }
 
 TEST(Tree, neither_tree_goes_before_the_other) {
-  Shape shape;
-  shape.algorithm = Algorithm::tree;
-  shape.ranks = 5;
-  shape.elements = 1003;
-  shape.chunk_elements = 10;
+  Shape shape = tree_of(5, 50);
+  shape.elements += 3;
   for (shape.rank = 0; shape.rank < shape.ranks; ++shape.rank) {
     auto program = Program::make(shape);
     EXPECT_TRUE(
