@@ -37,12 +37,13 @@ function(_weft_test_environment name)
     PYTHONDONTWRITEBYTECODE=1)
 endfunction()
 
-# A program that belongs to a module's tests: it sees what the module sees.
+# A program that belongs to a module's tests: it sees what the module sees, and tests/support.
 function(_weft_test_program target name)
   get_property(visible GLOBAL PROPERTY WEFT_VISIBLE_${name})
   get_property(folder GLOBAL PROPERTY WEFT_FOLDER_${name})
   get_property(libs GLOBAL PROPERTY WEFT_LIBS_${name})
   _weft_see(${target} ${folder} ${name} ${visible})
+  target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR}/tests/support)
   set_target_properties(${target} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin)
   if(TARGET weft_${name}_objects)
     target_link_libraries(${target} PRIVATE weft_${name}_objects)

@@ -94,7 +94,7 @@ TEST(Join, follows_the_environment) {
               EXPECT_EQ(job->group().ranks(), 3u);
               EXPECT_EQ(job->membership().launcher, "weft");
               EXPECT_EQ(job->plan().name, "ddp");
-              for (const transport::Member& member : job->group().members())
+              for (const join::Member& member : job->group().members())
                 EXPECT_FALSE(member.shares_memory);
               WEFT_TRY(expect_sum(job->group()));
               return job->leave();

@@ -189,9 +189,9 @@ class [[nodiscard]] Result<void> {
 
 enum class Level : uint8_t { debug, info, warn, error };
 
-// `WEFT_LOG(transport, info, "peer %u joined in %s", ...)`: lowercase, the exact cause, never on
+// `WEFT_LOG(join, info, "peer %u joined in %s", ...)`: lowercase, the exact cause, never on
 // the hot path. What is shown is set by the environment variable WEFT_LOG, for example
-// "transport:debug,*:warn"; the default is "*:warn".
+// "join:debug,*:warn"; the default is "*:warn".
 #define WEFT_LOG(module, level, ...)                                 \
   do {                                                               \
     if (::weft::log_enabled(#module, ::weft::Level::level))          \

@@ -194,7 +194,7 @@ void add_status(CLI::App& app, Context& context) {
   worker->group("");  // not for people
   on_call(*worker, context, [] {
     // The numbers under which the rank that started it gave its descriptors.
-    return Outcome::said(transport::run_lane_worker(100, 101, 102, 103));
+    return Outcome::said(lane::run_lane_worker(100, 101, 102, 103));
   });
 }
 

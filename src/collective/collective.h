@@ -22,9 +22,9 @@
 #include <unordered_map>
 #include <vector>
 
+#include "weft/join.h"
 #include "weft/reduce.h"
 #include "weft/schedule.h"
-#include "weft/transport.h"
 
 namespace weft::collective {
 
@@ -97,7 +97,7 @@ struct LaneStatus {
   bool outgoing = true;
   bool shared_memory = false;
   bool alive = true;
-  transport::LaneCounters counters;
+  lane::LaneCounters counters;
 };
 struct Progress {
   size_t operations = 0;
@@ -106,23 +106,23 @@ struct Progress {
   std::optional<uint32_t> cannot_send_to;  // chunks wait for room to that rank
 };
 
-class Engine final : private transport::ChunkHandler {
+class Engine final : private lane::ChunkHandler {
  public:
   struct Options {
     uint16_t lanes = 1;  // to each rank on another host
     uint64_t chunk_bytes = 256u << 10;
     uint64_t early_bytes_limit = 256u << 20;  // for chunks of operations not yet started here
     // Who serves the lanes: the thread that drives the engine, or others.
-    std::optional<transport::LaneWorkers::Kind> worker = {};
+    std::optional<lane::LaneWorkers::Kind> worker = {};
     uint32_t workers = 1;
     std::map<uint16_t, double> lane_rate = {};  // most bytes a second of a lane
     bool check_inside_machine = true;           // checksums also where no link can damage anything
   };
   // A rank cannot be talked to any more, or said something that it must not.
   using OnLost = std::function<void(Rank peer, Error error)>;
-  using OnAsked = std::function<void(std::unique_ptr<transport::Socket> socket)>;
+  using OnAsked = std::function<void(std::unique_ptr<net::Socket> socket)>;
 
-  Engine(const Options& options, transport::Mesh& mesh, capture::Recorder& recorder, OnLost on_lost,
+  Engine(const Options& options, join::Mesh& mesh, capture::Recorder& recorder, OnLost on_lost,
          OnAsked on_asked);
   ~Engine() override;
 
@@ -176,9 +176,9 @@ class Engine final : private transport::ChunkHandler {
   };
   struct Early {
     Line line;
-    transport::ChunkHeader header;
+    lane::ChunkHeader header;
     std::vector<std::byte> payload;  // the first header.length bytes count
-    transport::Moment when;
+    lane::Moment when;
   };
   // What a lane is receiving right now.
   struct Landing {
@@ -187,7 +187,7 @@ class Engine final : private transport::ChunkHandler {
     uint32_t receive = 0;
   };
   struct Slot {
-    std::unique_ptr<transport::LanePort> lane;
+    std::unique_ptr<lane::LanePort> lane;
     uint32_t peer = 0;
     uint16_t number = 0;
     bool outgoing = true;
@@ -199,7 +199,7 @@ class Engine final : private transport::ChunkHandler {
     std::unique_ptr<Early> early;
   };
   struct Resend {
-    transport::ChunkHeader header;
+    lane::ChunkHeader header;
     std::vector<std::byte> payload;
     std::optional<uint32_t> send = {};  // of its operation, which waits for it
   };
@@ -218,21 +218,21 @@ class Engine final : private transport::ChunkHandler {
     friend bool operator==(const Signature&, const Signature&) = default;
   };
 
-  bool take(uint32_t lane, transport::OutgoingChunk& out) override;
-  void sent(uint32_t lane, const transport::ChunkHeader& header, uint64_t token,
-            transport::Moment when) override;
-  void settled(uint32_t lane, const transport::ChunkHeader& header, uint64_t token) override;
-  Result<transport::Landing> arriving(uint32_t lane, const transport::ChunkHeader& header,
-                                      bool in_place) override;
-  Result<void> arrived(uint32_t lane, const transport::ChunkHeader& header,
-                       const std::byte* payload, transport::Moment when) override;
+  bool take(uint32_t lane, lane::OutgoingChunk& out) override;
+  void sent(uint32_t lane, const lane::ChunkHeader& header, uint64_t token,
+            lane::Moment when) override;
+  void settled(uint32_t lane, const lane::ChunkHeader& header, uint64_t token) override;
+  Result<lane::Destination> arriving(uint32_t lane, const lane::ChunkHeader& header,
+                                     bool in_place) override;
+  Result<void> arrived(uint32_t lane, const lane::ChunkHeader& header, const std::byte* payload,
+                       lane::Moment when) override;
 
   // engine.cc: operations
   uint32_t global(const Operation& operation, uint32_t member) const;
   static Signature signature_of(const Running& running, uint32_t peer, bool outgoing);
   Result<uint32_t> check(const Running& running, uint32_t peer,
-                         const transport::ChunkHeader& header) const;
-  Error mismatch(uint32_t peer, const transport::ChunkHeader& header, const Signature& own) const;
+                         const lane::ChunkHeader& header) const;
+  Error mismatch(uint32_t peer, const lane::ChunkHeader& header, const Signature& own) const;
   static const Buffer& space_of(const Running& running, schedule::Space space);
   void prepare_memory(Running& running);
   void take_in(Running& running, uint32_t receive, const std::byte* data);
@@ -241,17 +241,16 @@ class Engine final : private transport::ChunkHandler {
   void offer(Running& running, uint32_t send);
   static std::vector<std::byte> copy_of(const Running& running, uint32_t send);
   void finish_if_done(Running& running);
-  void record_chunk(trace::Shape shape, const Line& line, const transport::ChunkHeader& header,
-                    transport::Moment when);
+  void record_chunk(trace::Shape shape, const Line& line, const lane::ChunkHeader& header,
+                    lane::Moment when);
   bool lands_elsewhere(uint32_t lane, Key key, uint32_t receive) const;
   void give_up_landings(Key key, uint32_t receive);
 
   // peers.cc: lanes
   Result<void> start_workers();
   void open_lanes(uint32_t rank);
-  uint32_t add_lane(bool outgoing, Rank peer, uint16_t number,
-                    std::unique_ptr<transport::Socket> socket,
-                    std::shared_ptr<transport::shm::Segment> shared);
+  uint32_t add_lane(bool outgoing, Rank peer, uint16_t number, std::unique_ptr<net::Socket> socket,
+                    std::shared_ptr<lane::shm::Segment> shared);
   void broke(uint32_t lane, Error error);
   void reap(Nanos now);
   bool serve(Peer& peer);
@@ -264,16 +263,16 @@ class Engine final : private transport::ChunkHandler {
   };
 
   Options options_;
-  transport::Mesh& mesh_;
+  join::Mesh& mesh_;
   capture::Recorder& recorder_;
   RecorderClock clock_;
   OnLost on_lost_;
   OnAsked on_asked_;
-  std::unique_ptr<transport::Links> links_;
+  std::unique_ptr<join::Links> links_;
   schedule::Programs programs_;
-  std::unique_ptr<transport::LaneWorkers> workers_;  // outlives the lanes that they serve
-  std::vector<Peer> peers_;                          // by rank
-  std::vector<Slot> slots_;                          // a lane's index
+  std::unique_ptr<lane::LaneWorkers> workers_;  // outlives the lanes that they serve
+  std::vector<Peer> peers_;                     // by rank
+  std::vector<Slot> slots_;                     // a lane's index
   std::vector<uint32_t> broken_;
   bool halted_ = false;
   trace::TrackId operation_track_ = 0;

@@ -6,13 +6,13 @@
 
 namespace weft::collective {
 
+using lane::ChunkHeader;
+using lane::Moment;
+using lane::OutgoingChunk;
 using schedule::Collective;
 using schedule::Receive;
 using schedule::Send;
 using schedule::Space;
-using transport::ChunkHeader;
-using transport::Moment;
-using transport::OutgoingChunk;
 
 namespace {
 
@@ -41,8 +41,8 @@ bool has_op(Collective collective) {
 
 // Calls f(a's memory, b's memory, bytes) for stretches that are contiguous in both.
 template <typename F>
-void both(const Buffer& a, uint64_t first_a, const Buffer& b, uint64_t first_b, uint64_t count,
-          F&& f) {
+void slice_together(const Buffer& a, uint64_t first_a, const Buffer& b, uint64_t first_b,
+                    uint64_t count, F&& f) {
   a.slice(first_a, count, [&](std::span<std::byte> part) {
     std::byte* at = part.data();
     b.slice(first_b, part.size(), [&](std::span<std::byte> other) {
@@ -123,10 +123,11 @@ void Engine::start(Operation operation) {
   last_change_ = mesh_.network->clock().now();
   prepare_memory(running);
   for (const schedule::Copy& copy : program.copies())
-    both(running.operation.output, copy.to * size, running.operation.input, copy.from * size,
-         copy.elements * size, [](std::byte* to, const std::byte* from, size_t bytes) {
-           if (to != from) std::memmove(to, from, bytes);
-         });
+    slice_together(running.operation.output, copy.to * size, running.operation.input,
+                   copy.from * size, copy.elements * size,
+                   [](std::byte* to, const std::byte* from, size_t bytes) {
+                     if (to != from) std::memmove(to, from, bytes);
+                   });
   ready_sends_.clear();
   running.steps.start(ready_sends_);
   for (uint32_t send : ready_sends_) offer(running, send);
@@ -307,15 +308,15 @@ void Engine::give_up_landings(Key key, uint32_t receive) {
   }
 }
 
-Result<transport::Landing> Engine::arriving(uint32_t lane, const ChunkHeader& header,
-                                            bool in_place) {
+Result<lane::Destination> Engine::arriving(uint32_t lane, const ChunkHeader& header,
+                                           bool in_place) {
   Slot& slot = slots_[lane];
   if (slot.outgoing) return error(Code::corrupt, "data on a lane that only sends");
   Key key = chunk_key(header, slot.peer, false);
   auto to_scratch = [&] {
-    if (in_place) return transport::Landing{false, true, {}};
+    if (in_place) return lane::Destination{false, true, {}};
     if (slot.scratch.size() < header.length) slot.scratch.resize(header.length);
-    return transport::Landing{false, false, {std::span(slot.scratch).first(header.length)}};
+    return lane::Destination{false, false, {std::span(slot.scratch).first(header.length)}};
   };
   auto found = running_.find(key);
   if (found == running_.end()) {
@@ -331,7 +332,7 @@ Result<transport::Landing> Engine::arriving(uint32_t lane, const ChunkHeader& he
     // Not started here yet: keep it aside, unless that would be too much.
     if (early_bytes_ + header.length > options_.early_bytes_limit && early_bytes_ > 0) {
       paused_any_ = true;
-      return transport::Landing{true, false, {}};
+      return lane::Destination{true, false, {}};
     }
     slot.early = std::make_unique<Early>();
     slot.early->header = header;
@@ -344,7 +345,7 @@ Result<transport::Landing> Engine::arriving(uint32_t lane, const ChunkHeader& he
     if (payload.size() < header.length) payload.resize(header.length);
     early_bytes_ += header.length;
     slot.landing = {Landing::Where::early, key, 0};
-    return transport::Landing{false, false, {std::span(payload).first(header.length)}};
+    return lane::Destination{false, false, {std::span(payload).first(header.length)}};
   }
   Running& running = found->second;
   WEFT_ASSIGN(uint32_t index, check(running, slot.peer, header));
@@ -357,7 +358,7 @@ Result<transport::Landing> Engine::arriving(uint32_t lane, const ChunkHeader& he
                   !lands_elsewhere(lane, key, index);
   slot.landing = {straight ? Landing::Where::destination : Landing::Where::scratch, key, index};
   if (!straight) return to_scratch();
-  transport::Landing landing;
+  lane::Destination landing;
   size_t size = reduce::size_of(running.operation.type);
   space_of(running, receive.space)
       .slice(receive.first * size, receive.elements * size,
@@ -369,7 +370,7 @@ Result<void> Engine::arrived(uint32_t lane, const ChunkHeader& header, const std
                              Moment when) {
   last_change_ = mesh_.network->clock().now();
   Slot& slot = slots_[lane];
-  if (header.length > transport::kRetainedBytes && !std::exchange(owes_receipts_, true))
+  if (header.length > lane::kRetainedBytes && !std::exchange(owes_receipts_, true))
     receipts_since_ = last_change_;
   Landing landing = std::exchange(slot.landing, Landing{Landing::Where::nowhere, 0, 0});
   if (landing.where == Landing::Where::discard) return {};
@@ -458,13 +459,14 @@ void Engine::apply(Running& running, uint32_t index, const std::byte* data) {
       });
     }
   } else if (receive.combine) {
-    both(to, receive.first * size, space_of(running, receive.with), receive.with_first * size,
-         bytes, [&](std::byte* out, const std::byte* own, size_t count) {
-           const std::byte* first = receive.received_first ? data : own;
-           const std::byte* second = receive.received_first ? own : data;
-           reduce::combine(operation.op, operation.type, out, first, second, count / size);
-           data += count;
-         });
+    slice_together(
+        to, receive.first * size, space_of(running, receive.with), receive.with_first * size, bytes,
+        [&](std::byte* out, const std::byte* own, size_t count) {
+          const std::byte* first = receive.received_first ? data : own;
+          const std::byte* second = receive.received_first ? own : data;
+          reduce::combine(operation.op, operation.type, out, first, second, count / size);
+          data += count;
+        });
   } else if (data != nullptr) {
     to.slice(receive.first * size, bytes, [&](std::span<std::byte> part) {
       std::memcpy(part.data(), data, part.size());

@@ -14,7 +14,7 @@ inline Key pair_key(uint32_t peer, bool outgoing, uint32_t number) {
   return kPair | (outgoing ? kOutgoing : 0) | (Key{peer} << 32) | number;
 }
 
-inline Key chunk_key(const transport::ChunkHeader& header, uint32_t peer, bool outgoing) {
+inline Key chunk_key(const lane::ChunkHeader& header, uint32_t peer, bool outgoing) {
   if (header.collective == static_cast<uint8_t>(schedule::Collective::point_to_point))
     return pair_key(peer, outgoing, header.operation);
   return (Key{header.group & 0x7fffffffu} << 32) | header.operation;

@@ -122,9 +122,9 @@ TEST(Loss, a_byte_that_changes_on_the_way_is_seen_and_its_lane_named) {
 TEST(Loss, a_rank_that_is_gone_is_told_with_its_number) {
   uint16_t port = free_port();
   Job job;
-  std::optional<Result<transport::Mesh>> other;
-  std::thread thread([&] { other = transport::join(join_options(1, job, port)); });
-  auto mesh = transport::join(join_options(0, job, port));
+  std::optional<Result<join::Mesh>> other;
+  std::thread thread([&] { other = join::meet(join_options(1, job, port)); });
+  auto mesh = join::meet(join_options(0, job, port));
   thread.join();
   ASSERT_TRUE(mesh && *other);
   auto recorder = capture::Recorder::off();
@@ -135,7 +135,7 @@ TEST(Loss, a_rank_that_is_gone_is_told_with_its_number) {
         EXPECT_EQ(error.code(), Code::peer_lost);
         node.lost.push_back(text("rank %u: %s", peer.index, error.message().c_str()));
       },
-      [](std::unique_ptr<transport::Socket>) {});
+      [](std::unique_ptr<net::Socket>) {});
   ASSERT_TRUE(node.engine->begin());
   other.reset();
   Work work(0, 1000, node);

@@ -7,9 +7,9 @@
 namespace weft::collective {
 namespace {
 
+using lane::ChunkHeader;
 using schedule::Collective;
 using testing::HasSubstr;
-using transport::ChunkHeader;
 using namespace testing_support;  // NOLINT(google-build-using-namespace): this module's own
 
 constexpr uint64_t kElements = 1000;
@@ -20,14 +20,14 @@ struct Alone {
   Alone() {
     Job job{.chunk_bytes = 1024};
     uint16_t port = free_port();
-    std::optional<Result<transport::Mesh>> joined;
-    std::thread root([&] { joined = transport::join(join_options(0, job, port)); });
-    auto own = transport::join(join_options(1, job, port));
+    std::optional<Result<join::Mesh>> joined;
+    std::thread root([&] { joined = join::meet(join_options(0, job, port)); });
+    auto own = join::meet(join_options(1, job, port));
     root.join();
     WEFT_CHECK(joined->ok() && own.ok());
     theirs = std::move(**joined);
     mesh = std::move(*own);
-    transport::Links::Callbacks callbacks;
+    join::Links::Callbacks callbacks;
     callbacks.opened = [this](Rank, uint16_t, auto socket, auto) {
       to_engine.push_back(std::move(socket));
     };
@@ -37,7 +37,7 @@ struct Alone {
       std::array<uint32_t, 4> greeting = {kReceiptMagic, 0, 0, 0};
       put(*from_engine.back(), std::as_bytes(std::span(greeting)));
     };
-    links = std::make_unique<transport::Links>(theirs, std::move(callbacks));
+    links = std::make_unique<join::Links>(theirs, std::move(callbacks));
     Engine::Options options;
     options.lanes = 2;
     options.chunk_bytes = job.chunk_bytes;
@@ -48,7 +48,7 @@ struct Alone {
           lost.push_back(error.message());
           engine->halt();
         },
-        [](std::unique_ptr<transport::Socket>) {});
+        [](std::unique_ptr<net::Socket>) {});
     WEFT_CHECK(engine->begin().ok());
     operation = of_rank(1);
     data.resize(kElements);
@@ -99,7 +99,7 @@ struct Alone {
     return {receive.first, receive.elements};
   }
 
-  static void put(transport::Socket& socket, std::span<const std::byte> bytes) {
+  static void put(net::Socket& socket, std::span<const std::byte> bytes) {
     while (!bytes.empty()) {
       iovec part{const_cast<std::byte*>(bytes.data()), bytes.size()};
       ssize_t sent = socket.send(&part, 1);
@@ -111,9 +111,9 @@ struct Alone {
   void send(size_t lane, ChunkHeader header, float fill = 1, double share = 1) {
     std::vector<float> payload(header.length / 4, fill);
     std::span<const std::byte> bytes = std::as_bytes(std::span(payload));
-    header.checksum = transport::checksum({&bytes, 1});
-    std::array<std::byte, transport::kChunkHeaderBytes> head;
-    transport::encode(header, head);
+    header.checksum = lane::checksum({&bytes, 1});
+    std::array<std::byte, lane::kChunkHeaderBytes> head;
+    lane::encode(header, head);
     put(*to_engine[lane], head);
     put(*to_engine[lane],
         bytes.first(static_cast<size_t>(static_cast<double>(bytes.size()) * share)));
@@ -145,9 +145,9 @@ struct Alone {
   }
 
   std::unique_ptr<capture::Recorder> recorder = capture::Recorder::off();
-  transport::Mesh theirs, mesh;
-  std::vector<std::unique_ptr<transport::Socket>> to_engine, from_engine;
-  std::unique_ptr<transport::Links> links;
+  join::Mesh theirs, mesh;
+  std::vector<std::unique_ptr<net::Socket>> to_engine, from_engine;
+  std::unique_ptr<join::Links> links;
   std::unique_ptr<Engine> engine;
   std::vector<float> data;
   Operation operation;
@@ -247,8 +247,8 @@ TEST(Peer, cannot_write_through_a_lane_that_it_opens_when_all_is_over) {
   alone.links->open({1}, 5);
   ASSERT_TRUE(alone.turn_until([&] { return alone.to_engine.size() == 3; }));
   ChunkHeader header = Alone::chunk_of(1, 0);
-  std::vector<std::byte> bytes(transport::kChunkHeaderBytes + header.length);
-  transport::encode(header, std::span(bytes).first<transport::kChunkHeaderBytes>());
+  std::vector<std::byte> bytes(lane::kChunkHeaderBytes + header.length);
+  lane::encode(header, std::span(bytes).first<lane::kChunkHeaderBytes>());
   iovec part{bytes.data(), bytes.size()};
   alone.to_engine[2]->send(&part, 1);
   alone.turns();
@@ -322,8 +322,8 @@ TEST(Peer, that_sends_data_against_the_direction_of_a_lane_is_refused) {
   Alone alone;
   alone.engine->start(alone.operation);
   ASSERT_TRUE(alone.turn_until([&] { return alone.from_engine.size() == 2; }));
-  std::array<std::byte, transport::kChunkHeaderBytes> head;
-  transport::encode(Alone::chunk_of(0, 0), head);
+  std::array<std::byte, lane::kChunkHeaderBytes> head;
+  lane::encode(Alone::chunk_of(0, 0), head);
   Alone::put(*alone.from_engine[0], head);
   alone.turns();
   ASSERT_EQ(alone.lost.size(), 1u);
@@ -347,8 +347,8 @@ TEST(Peer, that_closes_while_its_early_chunk_is_half_here_leaves_room_for_others
   for (int round = 0; round < 5; ++round) {
     ChunkHeader header = Alone::chunk_of(0, 0);
     header.length = 60u << 20;
-    std::array<std::byte, transport::kChunkHeaderBytes> head;
-    transport::encode(header, head);
+    std::array<std::byte, lane::kChunkHeaderBytes> head;
+    lane::encode(header, head);
     Alone::put(*alone.to_engine.back(), head);
     alone.turns();
     alone.to_engine.pop_back();

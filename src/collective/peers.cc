@@ -6,7 +6,7 @@
 
 namespace weft::collective {
 
-using transport::Lane;
+using lane::Lane;
 
 namespace {
 
@@ -21,7 +21,7 @@ constexpr std::array<const char*, 5> kTcpFields = {
 
 }  // namespace
 
-Engine::Engine(const Options& options, transport::Mesh& mesh, capture::Recorder& recorder,
+Engine::Engine(const Options& options, join::Mesh& mesh, capture::Recorder& recorder,
                OnLost on_lost, OnAsked on_asked)
     : options_(options),
       mesh_(mesh),
@@ -42,31 +42,31 @@ Engine::~Engine() = default;
 
 Result<void> Engine::begin() {
   if (options_.worker && mesh_.ranks > 1) WEFT_TRY(start_workers());
-  transport::Links::Callbacks callbacks;
-  callbacks.opened = [this](Rank rank, uint16_t number, std::unique_ptr<transport::Socket> socket,
-                            std::shared_ptr<transport::shm::Segment> shared) {
+  join::Links::Callbacks callbacks;
+  callbacks.opened = [this](Rank rank, uint16_t number, std::unique_ptr<net::Socket> socket,
+                            std::shared_ptr<lane::shm::Segment> shared) {
     peers_[rank.index].out.push_back(
         add_lane(true, rank, number, std::move(socket), std::move(shared)));
   };
-  callbacks.accepted = [this](Rank rank, uint16_t number, std::unique_ptr<transport::Socket> socket,
-                              std::shared_ptr<transport::shm::Segment> shared) {
+  callbacks.accepted = [this](Rank rank, uint16_t number, std::unique_ptr<net::Socket> socket,
+                              std::shared_ptr<lane::shm::Segment> shared) {
     // Data that comes when all is over finds no place.
     if (!halted_) add_lane(false, rank, number, std::move(socket), std::move(shared));
   };
   callbacks.asked = on_asked_;
-  links_ = std::make_unique<transport::Links>(mesh_, std::move(callbacks));
+  links_ = std::make_unique<join::Links>(mesh_, std::move(callbacks));
   return {};
 }
 
 Result<void> Engine::start_workers() {
-  transport::LaneWorkers::Options options;
+  lane::LaneWorkers::Options options;
   options.kind = *options_.worker;
   options.count = options_.workers;
   options.lanes = std::clamp<uint32_t>(options_.lanes, 1, kServedLanes);
   options.chunk_bytes = static_cast<uint32_t>(options_.chunk_bytes);
   WEFT_ASSIGN(workers_,
-              transport::LaneWorkers::start(
-                  options, *mesh_.reactor, static_cast<transport::ChunkHandler&>(*this), clock_,
+              lane::LaneWorkers::start(
+                  options, *mesh_.reactor, static_cast<lane::ChunkHandler&>(*this), clock_,
                   [this](uint32_t lane, Error error) { broke(lane, std::move(error)); }));
   return {};
 }
@@ -76,8 +76,8 @@ Nanos Engine::workers_processor_time() const {
 }
 
 uint32_t Engine::add_lane(bool outgoing, Rank rank, uint16_t number,
-                          std::unique_ptr<transport::Socket> socket,
-                          std::shared_ptr<transport::shm::Segment> shared) {
+                          std::unique_ptr<net::Socket> socket,
+                          std::shared_ptr<lane::shm::Segment> shared) {
   auto index = static_cast<uint32_t>(slots_.size());
   for (uint32_t i = 0; i < slots_.size(); ++i)
     if (!slots_[i].lane) index = i;
@@ -102,7 +102,7 @@ uint32_t Engine::add_lane(bool outgoing, Rank rank, uint16_t number,
   }
   auto made = std::make_unique<Lane>(
       outgoing ? Lane::Role::out : Lane::Role::in, *mesh_.reactor, std::move(socket),
-      std::move(shared), index, static_cast<transport::ChunkHandler&>(*this), clock_, unsent,
+      std::move(shared), index, static_cast<lane::ChunkHandler&>(*this), clock_, unsent,
       [this](uint32_t lane, Error error) { broke(lane, std::move(error)); });
   if (!options_.check_inside_machine) made->trust_this_machine();
   slots_[index].lane = std::move(made);
@@ -146,7 +146,7 @@ void Engine::broke(uint32_t lane, Error error) {
   Peer& to = peers_[slot.peer];
   std::erase(to.out, lane);
   if (slot.lane) {
-    for (transport::LanePort::Unsettled& chunk : slot.lane->take_unsettled()) {
+    for (lane::LanePort::Unsettled& chunk : slot.lane->take_unsettled()) {
       if ((chunk.token & kResent) != 0 && !chunk.retained) {
         to.resend.push_back(chunk.token);  // it had not left; its copy is still here
       } else if (chunk.retained) {

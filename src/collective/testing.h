@@ -36,25 +36,23 @@ struct Fault {
 };
 
 // The kernel's network with faults in the connections that this rank opens.
-class FaultyNetwork final : public transport::Network {
+class FaultyNetwork final : public net::Network {
  public:
   explicit FaultyNetwork(std::vector<Fault> faults) : faults_(std::move(faults)) {}
 
-  Result<std::unique_ptr<transport::Socket>> listen(const std::string& host,
-                                                    uint16_t port) override {
+  Result<std::unique_ptr<net::Socket>> listen(const std::string& host, uint16_t port) override {
     return kernel_.listen(host, port);
   }
-  Result<std::unique_ptr<transport::Socket>> connect(const std::string& host,
-                                                     uint16_t port) override {
+  Result<std::unique_ptr<net::Socket>> connect(const std::string& host, uint16_t port) override {
     WEFT_ASSIGN(auto socket, kernel_.connect(host, port));
     size_t number = opened_++;
     for (const Fault& fault : faults_)
       if (fault.connection == number)
-        return std::unique_ptr<transport::Socket>(
+        return std::unique_ptr<net::Socket>(
             std::make_unique<Line>(*this, fault, std::move(socket)));
     return socket;
   }
-  std::unique_ptr<transport::Reactor> reactor() override { return kernel_.reactor(); }
+  std::unique_ptr<net::Reactor> reactor() override { return kernel_.reactor(); }
   const Clock& clock() const override { return kernel_.clock(); }
   std::string machine() const override { return kernel_.machine(); }
 
@@ -63,9 +61,9 @@ class FaultyNetwork final : public transport::Network {
   std::atomic<bool> released{false};  // stalled connections go on
 
  private:
-  class Line final : public transport::Socket {
+  class Line final : public net::Socket {
    public:
-    Line(FaultyNetwork& network, const Fault& fault, std::unique_ptr<transport::Socket> inner)
+    Line(FaultyNetwork& network, const Fault& fault, std::unique_ptr<net::Socket> inner)
         : network_(network), fault_(fault), inner_(std::move(inner)) {}
     ssize_t send(const iovec* parts, size_t count) override {
       if (!over_ && sent_ >= fault_.at) {
@@ -92,7 +90,7 @@ class FaultyNetwork final : public transport::Network {
     uint16_t local_port() const override { return inner_->local_port(); }
     std::string peer() const override { return inner_->peer(); }
     void limit_unsent(uint32_t bytes) override { inner_->limit_unsent(bytes); }
-    std::optional<transport::TcpInfo> tcp_info() const override { return inner_->tcp_info(); }
+    std::optional<net::TcpInfo> tcp_info() const override { return inner_->tcp_info(); }
     int fd() const override { return inner_->fd(); }
 
    private:
@@ -121,12 +119,12 @@ class FaultyNetwork final : public transport::Network {
 
     FaultyNetwork& network_;
     Fault fault_;
-    std::unique_ptr<transport::Socket> inner_;
+    std::unique_ptr<net::Socket> inner_;
     uint64_t sent_ = 0;
     bool over_ = false;
   };
 
-  transport::Network& kernel_ = transport::kernel_network();
+  net::Network& kernel_ = net::kernel_network();
   std::vector<Fault> faults_;
   std::atomic<size_t> opened_{0};
 };
@@ -135,7 +133,7 @@ class FaultyNetwork final : public transport::Network {
 
 // One rank: its connections and its engine, driven by the thread that owns it.
 struct Node {
-  transport::Mesh mesh;
+  join::Mesh mesh;
   capture::Recorder& recorder;
   std::unique_ptr<Engine> engine;
   std::vector<std::string> lost;
@@ -174,8 +172,8 @@ struct Job {
   FaultyNetwork* network_of_0 = nullptr;  // rank 0's
 };
 
-inline transport::JoinOptions join_options(uint32_t rank, const Job& job, uint16_t port) {
-  transport::JoinOptions join;
+inline join::Options join_options(uint32_t rank, const Job& job, uint16_t port) {
+  join::Options join;
   join.rank = {rank};
   join.ranks = job.ranks;
   join.rendezvous = text("127.0.0.1:%u", unsigned{port});
@@ -197,7 +195,7 @@ inline void run_nodes(const Job& job, const std::function<void(Node&)>& body) {
   std::vector<std::thread> threads;
   for (uint32_t rank = 0; rank < job.ranks; ++rank)
     threads.emplace_back([&, rank] {
-      auto mesh = transport::join(join_options(rank, job, port));
+      auto mesh = join::meet(join_options(rank, job, port));
       WEFT_CHECK(mesh.ok());
       std::unique_ptr<capture::Recorder> recorder = capture::Recorder::off();
       if (!job.folder.empty()) {
@@ -220,7 +218,7 @@ inline void run_nodes(const Job& job, const std::function<void(Node&)>& body) {
             node.lost.push_back(text("rank %u: %s", peer.index, error.message().c_str()));
             node.engine->halt();
           },
-          [](std::unique_ptr<transport::Socket>) {});
+          [](std::unique_ptr<net::Socket>) {});
       WEFT_CHECK(node.engine->begin().ok());
       body(node);
       ++ready;

@@ -19,11 +19,11 @@ void Group::Impl::post(std::function<void()> command) {
     commands.push_back(std::move(command));
     has_commands.store(true, std::memory_order_release);
   }
-  call_back();
+  want_progress_thread();
   mesh.reactor->wake();
 }
 
-void Group::Impl::call_back() {
+void Group::Impl::want_progress_thread() {
   last_call.store(0);
   if (parked.load()) unpark.notify_one();
 }
@@ -83,7 +83,7 @@ void Group::Impl::drive_until(const std::function<bool()>& done) {
     std::lock_guard lock(mutex);
     changed.notify_all();
   } else if (parked.load() && more) {
-    call_back();  // others are in flight: somebody has to go on
+    want_progress_thread();  // others are in flight: somebody has to go on
   }
 }
 

@@ -63,7 +63,7 @@ Result<void> Exchange::ready(uint32_t tensor, uint64_t step) {
   event.bytes = impl_->tensors[tensor].data.size_bytes();
   group.recorder.record(event);
   if (bucket) {
-    group.call_back();
+    group.want_progress_thread();
     group.mesh.reactor->wake();
   }
   return {};

@@ -5,8 +5,8 @@
 
 namespace weft::runtime {
 
-using transport::Control;
-using transport::Packer;
+using join::Control;
+using join::Packer;
 
 namespace {
 
@@ -309,7 +309,7 @@ Result<std::unique_ptr<Group>> Group::rebuild(Nanos settle) {
   uint32_t root = lost && lost->index == 0 ? 1 : 0;
   if (root >= old.mesh.ranks)
     return error(Code::peer_lost, "nobody is left to rebuild the group with");
-  const transport::Member& meeting = old.mesh.members[root];
+  const join::Member& meeting = old.mesh.members[root];
   Options options = old.options;
   options.rendezvous = meeting.address.find(':') == std::string::npos
                            ? text("%s:%u", meeting.address.c_str(), unsigned{meeting.port})

@@ -385,19 +385,19 @@ TEST(Stranger, at_any_port_of_a_running_job_is_refused_and_the_job_unharmed) {
     if (group.rank().index == 0)
       stranger = std::thread([&] {
         while (rounds < 3 && !over) sleep_ms(1);
-        for (const transport::Member& member : group.members()) {
+        for (const join::Member& member : group.members()) {
           std::string place = text("127.0.0.1:%u", unsigned{member.port});
           EXPECT_TRUE(is_refused(member.port, "GET / HTTP/1.1\r\n\r\n" + std::string(400, 'x')));
           EXPECT_TRUE(is_refused(member.port, std::string(4000, '\xff')));  // a length of 4 GiB
           EXPECT_TRUE(is_refused(member.port, std::string(192, '\0')));
-          auto wrong = transport::call(place, "another secret", transport::Purpose::status,
-                                       Nanos::from_millis(300));
+          auto wrong =
+              join::call(place, "another secret", join::Purpose::status, Nanos::from_millis(300));
           EXPECT_FALSE(wrong);
           // Those who know the secret, and still have no business here.
-          for (transport::Purpose purpose :
-               {transport::Purpose::control, transport::Purpose::lane, transport::Purpose::probe}) {
+          for (join::Purpose purpose :
+               {join::Purpose::control, join::Purpose::lane, join::Purpose::probe}) {
             auto socket =
-                transport::call(place, "a secret of the test", purpose, Nanos::from_seconds(5));
+                join::call(place, "a secret of the test", purpose, Nanos::from_seconds(5));
             ASSERT_TRUE(socket) << socket.error().message();
             std::string garbage(100000, '\xee');
             iovec part{garbage.data(), garbage.size()};

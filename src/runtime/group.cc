@@ -4,12 +4,14 @@
 #include <algorithm>
 #include <set>
 
+#include "weft/probe.h"
+
 namespace weft::runtime {
 
-using transport::Control;
-using transport::Frame;
-using transport::Packer;
-using transport::Unpacker;
+using join::Control;
+using join::Frame;
+using join::Packer;
+using join::Unpacker;
 
 namespace {
 
@@ -23,7 +25,7 @@ Code code_of(uint8_t raw) { return static_cast<Code>(std::clamp<uint8_t>(raw, 1,
 }  // namespace
 
 Group::Impl::Impl(const Options& given, uint32_t epoch_in, capture::Recorder& recorder_in,
-                  transport::Mesh mesh_in)
+                  join::Mesh mesh_in)
     : options(given),
       epoch(epoch_in),
       began(mesh_in.network->clock().now()),
@@ -33,23 +35,23 @@ Group::Impl::Impl(const Options& given, uint32_t epoch_in, capture::Recorder& re
       last_words(mesh.ranks, false),
       last_heard(mesh.ranks, mesh.network->clock().now()),
       waiting(mesh.ranks) {
-  for (const transport::Member& member : mesh.members) host_of.push_back(member.host_index);
+  for (const join::Member& member : mesh.members) host_of.push_back(member.host_index);
   all_hosts = static_cast<uint32_t>(std::set<uint32_t>(host_of.begin(), host_of.end()).size());
   plan::Plan sized = schedule::scaled(options.plan, options.shrink);
   collective::Engine::Options engine_options;
   engine_options.lanes = static_cast<uint16_t>(options.plan.lanes);
   engine_options.chunk_bytes = schedule::chunk_elements(sized) * schedule::kElementBytes;
   if (options.plan.lane_worker == plan::LaneWorker::process)
-    engine_options.worker = transport::LaneWorkers::Kind::process;
+    engine_options.worker = lane::LaneWorkers::Kind::process;
   else if (options.plan.lane_workers > 1)
-    engine_options.worker = transport::LaneWorkers::Kind::thread;
+    engine_options.worker = lane::LaneWorkers::Kind::thread;
   engine_options.workers = options.plan.lane_workers;
   engine_options.lane_rate = options.lane_rate;
   engine_options.check_inside_machine = options.check_inside_machine;
   engine = std::make_unique<collective::Engine>(
       engine_options, mesh, recorder,
       [this](Rank peer, Error error) { suspect(peer, std::move(error)); },
-      [this](std::unique_ptr<transport::Socket> socket) { asked(std::move(socket)); });
+      [this](std::unique_ptr<net::Socket> socket) { asked(std::move(socket)); });
   control_track =
       recorder.track({trace::TrackType::control, "control", trace::kNone16, trace::kNone16});
 }
@@ -63,7 +65,7 @@ Result<std::shared_ptr<Group::Impl>> Group::Impl::join(const Options& options,
   if (!(options.shrink >= 1))
     return error(Code::invalid_argument, "shrink is %g; it must be at least 1", options.shrink);
   plan::Plan sized = schedule::scaled(options.plan, options.shrink);
-  transport::JoinOptions join_options;
+  join::Options join_options;
   join_options.rank = options.rank;
   join_options.ranks = options.ranks;
   join_options.rendezvous = options.rendezvous;
@@ -84,13 +86,13 @@ Result<std::shared_ptr<Group::Impl>> Group::Impl::join(const Options& options,
     join_options.settle = survivors->settle;
     join_options.listener = survivors->listener;
   }
-  WEFT_ASSIGN(transport::Mesh mesh, transport::join(join_options));
+  WEFT_ASSIGN(join::Mesh mesh, join::meet(join_options));
   if (options.probe && mesh.ranks > 1) {
-    transport::ProbeOptions probe_options;
+    probe::Options probe_options;
     auto chunk = static_cast<uint32_t>(schedule::chunk_elements(sized) * schedule::kElementBytes);
     probe_options.chunk_bytes = chunk;
     probe_options.other_chunk_bytes = std::max(4096u, chunk / 4);
-    if (auto measured = transport::probe(mesh, probe_options, recorder); !measured)
+    if (auto measured = probe::measure(mesh, probe_options, recorder); !measured)
       return std::move(measured).error();
   }
   auto impl = std::make_shared<Impl>(options, epoch, recorder, std::move(mesh));
@@ -234,7 +236,7 @@ void Group::Impl::handle_frames() {
   }
 }
 
-void Group::Impl::handle(transport::ControlChannel& from, const Frame& frame) {
+void Group::Impl::handle(join::ControlChannel& from, const Frame& frame) {
   Unpacker fields(frame.payload);
   Rank peer = from.peer();
   auto bad = [&] {
@@ -482,7 +484,7 @@ uint32_t Group::ranks() const {
   return members_ ? static_cast<uint32_t>(members_->size()) : impl_->mesh.ranks;
 }
 uint32_t Group::hosts() const { return impl_->hosts_of(members_); }
-const std::vector<transport::Member>& Group::members() const { return impl_->mesh.members; }
+const std::vector<join::Member>& Group::members() const { return impl_->mesh.members; }
 
 namespace {
 
@@ -602,7 +604,7 @@ Result<void> attach_memory(const Call& call, collective::Operation& operation) {
 
 Result<Work> Group::start(const Call& call) {
   WEFT_ASSIGN(auto state, impl_->prepare(call, members_, id_, rank_, ranks()));
-  impl_->call_back();
+  impl_->want_progress_thread();
   return Work(std::move(state), impl_);
 }
 

@@ -52,13 +52,13 @@ struct Exchange::Impl {
 };
 
 struct Group::Impl : std::enable_shared_from_this<Group::Impl> {
-  Impl(const Options& options, uint32_t epoch, capture::Recorder& recorder, transport::Mesh mesh);
+  Impl(const Options& options, uint32_t epoch, capture::Recorder& recorder, join::Mesh mesh);
   ~Impl();
   // Joins as the options say; `survivors`: the new group of those that are left of an old one.
   struct Survivors {
     Rank root;
     Nanos settle;
-    std::shared_ptr<transport::Socket> listener;  // the root's
+    std::shared_ptr<net::Socket> listener;  // the root's
   };
   static Result<std::shared_ptr<Impl>> join(const Options& options, capture::Recorder& recorder,
                                             uint32_t epoch, std::optional<Survivors> survivors);
@@ -83,13 +83,13 @@ struct Group::Impl : std::enable_shared_from_this<Group::Impl> {
   void post(std::function<void()> command);
   void once();  // one turn, if nobody else is driving
   std::unique_lock<std::mutex> take_seat();
-  void call_back();  // the progress thread is wanted
+  void want_progress_thread();  // the progress thread is wanted
 
   // ---- the driver (group.cc)
   bool turn(Nanos timeout);  // whether anything came
   void loop();
   void handle_frames();
-  void handle(transport::ControlChannel& from, const transport::Frame& frame);
+  void handle(join::ControlChannel& from, const join::Frame& frame);
   void bucket_ready(uint32_t bucket, uint64_t step);
   void admit();
   void start(const schedule::Start& start);
@@ -106,7 +106,7 @@ struct Group::Impl : std::enable_shared_from_this<Group::Impl> {
   void linger();  // does not close before its last words were read
 
   // ---- status.cc
-  void asked(std::unique_ptr<transport::Socket> socket);
+  void asked(std::unique_ptr<net::Socket> socket);
   void serve_status(Nanos now);
   std::string status_of_this_rank();
   void tell_status();  // to those who wait in Group::status()
@@ -115,7 +115,7 @@ struct Group::Impl : std::enable_shared_from_this<Group::Impl> {
   uint32_t epoch = 0;  // how often the group was rebuilt
   Nanos began;
   capture::Recorder& recorder;
-  transport::Mesh mesh;
+  join::Mesh mesh;
   std::unique_ptr<collective::Engine> engine;
   std::optional<cost::Costs> costs;  // the same on all ranks, once they have met
   std::map<std::pair<uint32_t, uint32_t>, schedule::Choice> choices;  // guarded by mutex
@@ -179,7 +179,7 @@ struct Group::Impl : std::enable_shared_from_this<Group::Impl> {
   std::optional<Nanos> leaving_since;
   std::optional<std::pair<uint32_t, uint64_t>> lacking_what;  // bucket, step
   struct Inquiry {
-    std::unique_ptr<transport::ControlChannel> channel;
+    std::unique_ptr<join::ControlChannel> channel;
     Nanos since;
     bool asked = false;
     bool answered = false;

@@ -95,21 +95,19 @@ class Child {
 };
 
 // The kernel's network, until it goes silent: connections stay open, and nothing passes.
-class SilentNetwork final : public transport::Network {
+class SilentNetwork final : public net::Network {
  public:
   static inline std::atomic<bool> silent{false};
 
-  Result<std::unique_ptr<transport::Socket>> listen(const std::string& host,
-                                                    uint16_t port) override {
+  Result<std::unique_ptr<net::Socket>> listen(const std::string& host, uint16_t port) override {
     WEFT_ASSIGN(auto socket, kernel_.listen(host, port));
     return wrap(std::move(socket));
   }
-  Result<std::unique_ptr<transport::Socket>> connect(const std::string& host,
-                                                     uint16_t port) override {
+  Result<std::unique_ptr<net::Socket>> connect(const std::string& host, uint16_t port) override {
     WEFT_ASSIGN(auto socket, kernel_.connect(host, port));
     return wrap(std::move(socket));
   }
-  std::unique_ptr<transport::Reactor> reactor() override {
+  std::unique_ptr<net::Reactor> reactor() override {
     return std::make_unique<Turns>(kernel_.reactor());
   }
   const Clock& clock() const override { return kernel_.clock(); }
@@ -117,16 +115,16 @@ class SilentNetwork final : public transport::Network {
 
  private:
   // The kernel's, except that what is ready and may not be read does not make it spin.
-  class Turns final : public transport::Reactor {
+  class Turns final : public net::Reactor {
    public:
-    explicit Turns(std::unique_ptr<transport::Reactor> inner) : inner_(std::move(inner)) {}
-    void add(transport::Socket& socket, uint32_t events, Handler* handler) override {
+    explicit Turns(std::unique_ptr<net::Reactor> inner) : inner_(std::move(inner)) {}
+    void add(net::Socket& socket, uint32_t events, Handler* handler) override {
       inner_->add(socket, events, handler);
     }
-    void modify(transport::Socket& socket, uint32_t events, Handler* handler) override {
+    void modify(net::Socket& socket, uint32_t events, Handler* handler) override {
       inner_->modify(socket, events, handler);
     }
-    void remove(transport::Socket& socket) override { inner_->remove(socket); }
+    void remove(net::Socket& socket) override { inner_->remove(socket); }
     bool run_once(Nanos timeout) override {
       if (silent) sleep_ms(10);
       return inner_->run_once(silent ? Nanos{0} : timeout);
@@ -134,18 +132,18 @@ class SilentNetwork final : public transport::Network {
     void wake() override { inner_->wake(); }
 
    private:
-    std::unique_ptr<transport::Reactor> inner_;
+    std::unique_ptr<net::Reactor> inner_;
   };
-  class Line final : public transport::Socket {
+  class Line final : public net::Socket {
    public:
-    explicit Line(std::unique_ptr<transport::Socket> inner) : inner_(std::move(inner)) {}
+    explicit Line(std::unique_ptr<net::Socket> inner) : inner_(std::move(inner)) {}
     ssize_t send(const iovec* parts, size_t count) override {
       return silent ? -EAGAIN : inner_->send(parts, count);
     }
     ssize_t receive(const iovec* parts, size_t count) override {
       return silent ? -EAGAIN : inner_->receive(parts, count);
     }
-    std::unique_ptr<transport::Socket> accept() override {
+    std::unique_ptr<net::Socket> accept() override {
       if (silent) return nullptr;
       auto socket = inner_->accept();
       return socket ? wrap(std::move(socket)) : nullptr;
@@ -155,16 +153,16 @@ class SilentNetwork final : public transport::Network {
     uint16_t local_port() const override { return inner_->local_port(); }
     std::string peer() const override { return inner_->peer(); }
     void limit_unsent(uint32_t bytes) override { inner_->limit_unsent(bytes); }
-    std::optional<transport::TcpInfo> tcp_info() const override { return inner_->tcp_info(); }
+    std::optional<net::TcpInfo> tcp_info() const override { return inner_->tcp_info(); }
     int fd() const override { return inner_->fd(); }
 
    private:
-    std::unique_ptr<transport::Socket> inner_;
+    std::unique_ptr<net::Socket> inner_;
   };
-  static std::unique_ptr<transport::Socket> wrap(std::unique_ptr<transport::Socket> inner) {
+  static std::unique_ptr<net::Socket> wrap(std::unique_ptr<net::Socket> inner) {
     return std::make_unique<Line>(std::move(inner));
   }
-  transport::Network& kernel_ = transport::kernel_network();
+  net::Network& kernel_ = net::kernel_network();
 };
 
 // Memory of lanes that has a name, and nobody who uses it.

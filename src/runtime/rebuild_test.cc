@@ -11,7 +11,7 @@
 namespace weft::runtime {
 namespace {
 
-namespace sim = transport::sim;
+namespace sim = net::sim;
 using sim::Fault;
 
 // Less than what is lost by one call to the root that nobody answers.
@@ -47,7 +47,7 @@ struct Report {
   uint32_t ranks = 0;  // of the new group
 };
 
-Result<void> survive(Group& group, Nanos thinks, transport::Network& network, Report& report) {
+Result<void> survive(Group& group, Nanos thinks, net::Network& network, Report& report) {
   std::vector<float> data(1000, 1);
   while (group.all_reduce(data)) continue;
   network.reactor()->run_once(thinks);

@@ -65,7 +65,7 @@ struct Options {
   Nanos spin = Nanos::from_micros(1000);
   // Without it, work moves only while a thread waits or tests: for simulated networks.
   bool progress_thread = true;
-  transport::Network* network = nullptr;  // null: the kernel's
+  net::Network* network = nullptr;  // null: the kernel's
 };
 
 // What a trace of this rank says of it and of the machine that it is on. Whether two ranks share a
@@ -167,8 +167,8 @@ class Group {
 
   Rank rank() const;  // in this group
   uint32_t ranks() const;
-  uint32_t hosts() const;                                 // that they are on
-  const std::vector<transport::Member>& members() const;  // of the whole job
+  uint32_t hosts() const;                            // that they are on
+  const std::vector<join::Member>& members() const;  // of the whole job
 
   // All ranks of the group call the same operations in the same order; results are the same bits
   // on every rank. Many may be in flight.

@@ -15,7 +15,7 @@
 namespace weft::runtime {
 namespace {
 
-namespace sim = transport::sim;
+namespace sim = net::sim;
 using sim::Fault;
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)

@@ -9,9 +9,9 @@
 namespace weft::runtime {
 
 using Json = nlohmann::ordered_json;
-using transport::Control;
-using transport::Packer;
-using transport::Unpacker;
+using join::Control;
+using join::Packer;
+using join::Unpacker;
 
 namespace {
 
@@ -55,14 +55,14 @@ std::string Group::Impl::status_of_this_rank() {
 }
 
 // Someone who knows the secret connected.
-void Group::Impl::asked(std::unique_ptr<transport::Socket> socket) {
+void Group::Impl::asked(std::unique_ptr<net::Socket> socket) {
   if (inquiries.size() >= kInquiries) return;
-  inquiries.push_back({std::make_unique<transport::ControlChannel>(*mesh.reactor, std::move(socket),
-                                                                   Rank{mesh.ranks}),
-                       now(),
-                       false,
-                       false,
-                       {}});
+  inquiries.push_back(
+      {std::make_unique<join::ControlChannel>(*mesh.reactor, std::move(socket), Rank{mesh.ranks}),
+       now(),
+       false,
+       false,
+       {}});
 }
 
 void Group::Impl::serve_status(Nanos at) {
@@ -100,7 +100,7 @@ void Group::Impl::serve_status(Nanos at) {
     Json answer = {{"ranks", mesh.ranks}, {"answered", std::move(ranks)}, {"silent", silent}};
     Packer words;
     std::string dumped = answer.dump();
-    if (dumped.size() < transport::kMaxControlBytes - 16)
+    if (dumped.size() < join::kMaxControlBytes - 16)
       inquiry.channel->send(Control::answer, words.string(dumped));
     inquiry.answered = true;
   }
@@ -147,10 +147,10 @@ std::string Group::status() {
 
 Result<std::string> ask_status(const std::string& address, const std::string& secret,
                                Nanos deadline) {
-  WEFT_ASSIGN(std::unique_ptr<transport::Socket> socket,
-              transport::call(address, secret, transport::Purpose::status, deadline));
-  auto reactor = transport::kernel_network().reactor();
-  transport::ControlChannel channel(*reactor, std::move(socket), Rank{0});
+  WEFT_ASSIGN(std::unique_ptr<net::Socket> socket,
+              join::call(address, secret, join::Purpose::status, deadline));
+  auto reactor = net::kernel_network().reactor();
+  join::ControlChannel channel(*reactor, std::move(socket), Rank{0});
   Nanos until = monotonic_clock().now() + deadline;
   for (;;) {
     if (auto frame = channel.receive()) {

@@ -1,0 +1,138 @@
+#include <sys/epoll.h>
+
+#include <array>
+#include <cerrno>
+#include <cstring>
+
+#include "weft/join.h"
+
+namespace weft::join {
+namespace {
+constexpr size_t kFrameHead = 5;  // length (4), type (1)
+}
+
+Packer& Packer::string(std::string_view value) {
+  number(static_cast<uint32_t>(value.size()));
+  const auto* raw = reinterpret_cast<const std::byte*>(value.data());
+  bytes_.insert(bytes_.end(), raw, raw + value.size());
+  return *this;
+}
+
+void Unpacker::take(void* out, size_t size) {
+  if (failed_ || bytes_.size() < size) {
+    failed_ = true;
+    return;
+  }
+  std::memcpy(out, bytes_.data(), size);
+  bytes_ = bytes_.subspan(size);
+}
+
+std::string Unpacker::string() {
+  auto size = number<uint32_t>();
+  if (failed_ || size > bytes_.size()) {
+    failed_ = true;
+    return {};
+  }
+  std::string value(reinterpret_cast<const char*>(bytes_.data()), size);
+  bytes_ = bytes_.subspan(size);
+  return value;
+}
+
+ControlChannel::ControlChannel(net::Reactor& reactor, std::unique_ptr<net::Socket> socket,
+                               Rank peer)
+    : reactor_(reactor), socket_(std::move(socket)), peer_(peer) {
+  reactor_.add(*socket_, EPOLLIN, this);
+}
+
+ControlChannel::~ControlChannel() {
+  if (!failure_) reactor_.remove(*socket_);
+}
+
+std::string ControlChannel::local_host() const { return socket_->local_host(); }
+
+void ControlChannel::send(Control type, const Packer& payload) {
+  const std::vector<std::byte>& bytes = payload.bytes();
+  WEFT_CHECK(bytes.size() <= kMaxControlBytes);
+  if (failure_) return;
+  auto length = static_cast<uint32_t>(bytes.size());
+  std::array<std::byte, kFrameHead> head;
+  std::memcpy(head.data(), &length, sizeof length);
+  head[4] = static_cast<std::byte>(type);
+  bool idle = flushed();
+  if (idle) {
+    out_.clear();
+    out_done_ = 0;
+  }
+  out_.insert(out_.end(), head.begin(), head.end());
+  out_.insert(out_.end(), bytes.begin(), bytes.end());
+  if (idle) write_some();
+}
+
+void ControlChannel::write_some() {
+  while (!flushed()) {
+    iovec part{out_.data() + out_done_, out_.size() - out_done_};
+    ssize_t put = socket_->send(&part, 1);
+    if (put == -EAGAIN || put == -EWOULDBLOCK) {
+      reactor_.modify(*socket_, EPOLLIN | EPOLLOUT, this);
+      return;
+    }
+    if (put < 0) {
+      fail(Error(Code::peer_lost,
+                 text("sending failed: %s", std::strerror(static_cast<int>(-put)))));
+      return;
+    }
+    out_done_ += static_cast<size_t>(put);
+  }
+}
+
+void ControlChannel::fail(Error error) {
+  if (failure_) return;
+  failure_ = std::move(error);
+  reactor_.remove(*socket_);
+}
+
+std::optional<Frame> ControlChannel::receive() {
+  if (inbox_.empty()) return std::nullopt;
+  Frame front = std::move(inbox_.front());
+  inbox_.pop_front();
+  return front;
+}
+
+void ControlChannel::on_events(uint32_t epoll_events) {
+  if ((epoll_events & EPOLLOUT) != 0) {
+    write_some();
+    if (failure_) return;
+    if (flushed()) reactor_.modify(*socket_, EPOLLIN, this);
+  }
+  std::array<std::byte, 16384> buffer;
+  bool closed = false;
+  for (;;) {
+    iovec part{buffer.data(), buffer.size()};
+    ssize_t got = socket_->receive(&part, 1);
+    if (got == -EAGAIN || got == -EWOULDBLOCK) break;
+    if (got <= 0) {
+      closed = true;  // what came before is still read: it may say why
+      break;
+    }
+    in_.insert(in_.end(), buffer.begin(), buffer.begin() + got);
+    if (in_.size() > 2 * kMaxControlBytes) break;
+  }
+  size_t used = 0;
+  while (in_.size() - used >= kFrameHead) {
+    uint32_t length;
+    std::memcpy(&length, in_.data() + used, sizeof length);
+    if (length > kMaxControlBytes) {
+      fail(error(Code::corrupt, "control frame of %u bytes; at most %u are allowed", length,
+                 kMaxControlBytes));
+      return;
+    }
+    if (in_.size() - used < kFrameHead + length) break;
+    auto first = in_.begin() + static_cast<ptrdiff_t>(used + kFrameHead);
+    inbox_.push_back({static_cast<Control>(in_[used + 4]), {first, first + length}});
+    used += kFrameHead + length;
+  }
+  in_.erase(in_.begin(), in_.begin() + static_cast<ptrdiff_t>(used));
+  if (closed) fail(error(Code::peer_lost, "connection closed"));
+}
+
+}  // namespace weft::join

@@ -1,0 +1,550 @@
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <map>
+
+#include "handshake.h"
+#include "weft/join.h"
+#include "weft/net.h"
+
+namespace weft::join {
+namespace {
+
+constexpr Nanos kTurn = Nanos::from_millis(5);
+constexpr Nanos kGrace = Nanos::from_seconds(2);
+constexpr uint16_t kProbeFlows = 16;
+constexpr size_t kEarlyLanes = 4096;
+constexpr size_t kMaxWords = 1024;  // of a rank about where it listens
+
+// "rank 2", "ranks 1, 4 and 7", and not a page of them.
+std::string rank_list(const std::vector<uint32_t>& ranks) {
+  std::string out = ranks.size() == 1 ? "rank " : "ranks ";
+  for (size_t i = 0; i < ranks.size() && i < 8; ++i) {
+    if (i > 0) out += i + 1 == ranks.size() ? " and " : ", ";
+    out += std::to_string(ranks[i]);
+  }
+  if (ranks.size() > 8) out += text(" and %zu more", ranks.size() - 8);
+  return out;
+}
+
+using EarlyLanes = std::vector<std::pair<Hello, std::unique_ptr<net::Socket>>>;
+
+Result<void> keep(EarlyLanes& early, std::unique_ptr<net::Socket>& socket, const Hello& peer) {
+  if (early.size() >= kEarlyLanes)
+    return error(Code::invalid_argument, "%zu lanes wait already", early.size());
+  early.emplace_back(peer, std::move(socket));
+  return {};
+}
+
+class Joiner {
+ public:
+  explicit Joiner(const Options& options)
+      : options_(options),
+        network_(options.network != nullptr ? *options.network : net::kernel_network()),
+        deadline_(network_.clock().now() + options.deadline),
+        machine_(options.shared_memory ? network_.machine() : std::string()) {
+    mesh_.rank = options.rank;
+    mesh_.ranks = options.ranks;
+    mesh_.network = &network_;
+    mesh_.secret = options.secret;
+    mesh_.agreement = options.agreement;
+    mesh_.reactor = network_.reactor();
+    mesh_.members.resize(options.ranks);
+    mesh_.early = std::make_shared<EarlyLanes>();
+    mesh_.control.resize(is_root() ? options.ranks : 1);
+    probe_flows_ = options.probe ? kProbeFlows : 0;
+    mesh_.probe_out.resize(probe_flows_);
+    mesh_.probe_in.resize(probe_flows_);
+  }
+
+  Result<Mesh> run() {
+    auto met = is_root() ? gather() : register_with_root();
+    if (met && mesh_.ranks > 1) met = open_probe();
+    if (met) met = agree_to_go();
+    if (!met) {
+      // Everyone who came learns why, instead of waiting for a deadline.
+      if (is_root()) tell_all(met.error());
+      return std::move(met).error();
+    }
+    // The acceptor's owner changes; until Links takes over, only lanes are let in, and kept.
+    mesh_.acceptor->set_on_connection(
+        [early = mesh_.early, rank = mesh_.rank.index, ranks = mesh_.ranks](
+            std::unique_ptr<net::Socket>& socket, const Hello& peer) -> Result<void> {
+          if (peer.rank >= ranks || peer.rank == rank)
+            return error(Code::invalid_argument, "it is not one of the other ranks");
+          if (peer.purpose == Purpose::lane) return keep(*early, socket, peer);
+          return error(Code::invalid_argument, "the group is complete");
+        });
+    return std::move(mesh_);
+  }
+
+ private:
+  bool is_root() const { return options_.rank == options_.root; }
+
+  Hello hello(Purpose purpose, uint16_t lane) const {
+    Hello out;
+    out.purpose = purpose;
+    out.rank = options_.rank.index;
+    out.ranks = options_.ranks;
+    out.lane = lane;
+    out.lanes = options_.lanes;
+    out.probe = options_.probe ? 1 : 0;
+    out.agreement = options_.agreement;
+    return out;
+  }
+
+  // One turn of the loop; false when the deadline, and `grace`, have passed.
+  bool turn(Nanos grace = {0}) {
+    mesh_.reactor->run_once(kTurn);
+    Nanos now = network_.clock().now();
+    if (mesh_.acceptor) mesh_.acceptor->tick(now);
+    for (auto& dial : dials_) dial->tick(now);
+    return now < deadline_ + grace;
+  }
+
+  Error late(const std::string& what) const {
+    return error(Code::timeout, "joining took longer than %s: %s",
+                 format_duration(options_.deadline).c_str(), what.c_str());
+  }
+
+  Result<void> accept(std::unique_ptr<net::Socket>& socket, const Hello& peer) {
+    auto refuse = [](const char* why) { return error(Code::invalid_argument, "%s", why); };
+    // Survivors come to the root with their old numbers, and call each other by the new ones.
+    Rank own = peer.purpose == Purpose::control ? options_.rank : mesh_.rank;
+    if (peer.rank >= options_.ranks || peer.rank == own.index)
+      return refuse("it is not one of the other ranks");
+    if (peer.purpose == Purpose::control) {
+      if (!is_root()) return refuse("control channels go to rank 0");
+      if (formed_) return refuse("the group has formed without it");
+      if (mesh_.control[peer.rank]) return refuse("that rank is here already");
+      hellos_[peer.rank] = peer;
+      mesh_.control[peer.rank] =
+          std::make_unique<ControlChannel>(*mesh_.reactor, std::move(socket), Rank{peer.rank});
+      return {};
+    }
+    // Another rank may be told to go a moment before this one.
+    if (peer.purpose == Purpose::lane) return keep(*mesh_.early, socket, peer);
+    if (peer.purpose != Purpose::probe) return refuse("the group is not complete yet");
+    if (peer.rank != mesh_.previous()) return refuse("it is not the previous rank of the ring");
+    auto& places = mesh_.probe_in;
+    if (peer.lane >= places.size() || places[peer.lane]) return refuse("no such lane is missing");
+    places[peer.lane] = std::move(socket);
+    return {};
+  }
+
+  Result<void> listen(const std::string& host, uint16_t port) {
+    WEFT_ASSIGN(std::unique_ptr<net::Socket> listener, network_.listen(host, port));
+    accept_from(std::move(listener));
+    return {};
+  }
+
+  void accept_from(std::shared_ptr<net::Socket> listener) {
+    mesh_.acceptor =
+        std::make_unique<Acceptor>(network_, *mesh_.reactor, std::move(listener), options_.secret,
+                                   [this](std::unique_ptr<net::Socket>& socket, const Hello& peer) {
+                                     return accept(socket, peer);
+                                   });
+  }
+
+  // ---- where rank 0 is
+
+  bool by_file() const { return options_.rendezvous.starts_with(kFile); }
+  std::string file() const { return options_.rendezvous.substr(kFile.size()); }
+
+  // Rank 0: puts its address where the others look for it, whole or not at all.
+  Result<void> write_address() const {
+    std::string words = text("127.0.0.1:%u\n", unsigned{mesh_.acceptor->port()});
+    std::string fresh = file() + ".new";
+    ::unlink(fresh.c_str());
+    Fd made(::open(fresh.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
+    if (!made) return io_error(errno, "cannot write the rendezvous file %s", fresh.c_str());
+    if (::write(made.get(), words.data(), words.size()) != static_cast<ssize_t>(words.size()) ||
+        ::rename(fresh.c_str(), file().c_str()) != 0)
+      return io_error(errno, "cannot write the rendezvous file %s", file().c_str());
+    return {};
+  }
+
+  // Others: where rank 0 listens; empty while that is not known. A file may be one that an earlier
+  // group left behind, so it is read again until rank 0 is reached.
+  std::string root_address() const {
+    if (!by_file()) return options_.rendezvous;
+    Fd found(::open(file().c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+    char words[128];
+    ssize_t got = found ? ::read(found.get(), words, sizeof words) : 0;
+    std::string address(words, got > 0 ? static_cast<size_t>(got) : 0);
+    if (address.empty() || address.back() != '\n') return {};
+    address.pop_back();
+    return address;
+  }
+
+  Result<void> reach_root() {
+    std::string address;
+    while (dials_.empty() || !dials_[0]->done()) {
+      if (std::string now = root_address(); now != address && !now.empty()) {
+        WEFT_ASSIGN(net::HostPort root, net::split(now));
+        // A name that cannot be found will not be found later either.
+        if (options_.network == nullptr) WEFT_TRY(net::find_host(root.host));
+        dials_.clear();
+        dials_.push_back(std::make_unique<Dial>(network_, *mesh_.reactor, root.host, root.port,
+                                                options_.secret, hello(Purpose::control, 0)));
+        address = now;
+      }
+      if (turn()) continue;
+      if (dials_.empty()) return late("rank 0 did not write " + file());
+      return late(text("rank 0 at %s was not reached: %s", address.c_str(), problem(*dials_[0])));
+    }
+    return {};
+  }
+
+  static const char* problem(const Dial& dial) {
+    return dial.last_problem().empty() ? "no answer" : dial.last_problem().c_str();
+  }
+
+  // What a rank must have in common with rank 0.
+  Result<void> compare(const Hello& peer) const {
+    if (peer.ranks != options_.ranks)
+      return error(Code::invalid_argument, "rank %u was started for %u ranks, rank 0 for %u",
+                   peer.rank, peer.ranks, options_.ranks);
+    if (peer.agreement != options_.agreement)
+      return error(
+          Code::invalid_argument,
+          "rank %u differs: it has plan and job %s, rank 0 has %s; all ranks need the same "
+          "plan and the same tensors",
+          peer.rank, peer.agreement.c_str(), options_.agreement.c_str());
+    if (peer.lanes != options_.lanes || (peer.probe != 0) != options_.probe)
+      return error(Code::invalid_argument, "rank %u was started with other options than rank 0",
+                   peer.rank);
+    return {};
+  }
+
+  // Rank 0: waits for all others to come and say where they listen.
+  Result<void> gather() {
+    net::HostPort place{"127.0.0.1", 0};
+    if (!by_file()) {
+      WEFT_ASSIGN(place, net::split(options_.rendezvous));
+    }
+    if (options_.listener)
+      accept_from(options_.listener);
+    else
+      WEFT_TRY(listen(place.host, place.port));
+    if (by_file()) WEFT_TRY(write_address());
+    uint32_t own = options_.rank.index;
+    mesh_.members[own] = {own, options_.host, 0, mesh_.acceptor->host(), mesh_.acceptor->port()};
+    machines_.resize(options_.ranks);
+    machines_[own] = machine_;
+    Nanos settled = network_.clock().now() + options_.settle;
+    std::vector<bool> registered(options_.ranks, false);
+    registered[own] = true;
+    std::optional<Error> differs;
+    for (;;) {
+      std::vector<uint32_t> absent;
+      bool someone_comes = false;  // it has proved the secret, and not yet said where it listens
+      for (uint32_t r = 0; r < options_.ranks; ++r) {
+        if (r == own) continue;
+        ControlChannel* channel = mesh_.control[r].get();
+        if (channel != nullptr && !registered[r]) {
+          // The reason is kept until all are here to hear it.
+          if (auto same = compare(hellos_[r]); !same && !differs) differs = same.error();
+          if (auto frame = channel->receive()) {
+            Unpacker fields(frame->payload);
+            Member member{r, fields.string(), 0, fields.string(), fields.number<uint16_t>()};
+            machines_[r] = fields.string();
+            if (frame->type != Control::register_ || !fields.complete() ||
+                member.host.size() + member.address.size() + machines_[r].size() > kMaxWords)
+              return error(Code::corrupt, "rank %u sent something else than where it listens", r);
+            mesh_.members[r] = member;
+            registered[r] = true;
+          }
+        }
+        if (channel != nullptr && channel->failure()) {
+          if (!options_.survivors)
+            return error(Code::peer_lost, "rank %u left while the group was forming: %s", r,
+                         channel->failure()->message().c_str());
+          // The others are not worse off than if it had not come. It may come again.
+          mesh_.control[r].reset();
+          registered[r] = false;
+        }
+        someone_comes = someone_comes || (mesh_.control[r] && !registered[r]);
+        if (!registered[r]) absent.push_back(r);
+      }
+      if (absent.empty()) break;
+      if (options_.survivors && !someone_comes && network_.clock().now() > settled) {
+        keep_survivors(registered);
+        break;
+      }
+      if (!turn()) return differs ? *differs : late(rank_list(absent) + " did not come");
+    }
+    if (differs) return *differs;
+    if (options_.survivors && mesh_.ranks == options_.ranks) keep_survivors(registered);
+    std::map<std::string, uint32_t> hosts;
+    for (Member& member : mesh_.members)
+      member.host_index =
+          hosts.emplace(member.host, static_cast<uint32_t>(hosts.size())).first->second;
+    if (by_file()) ::unlink(file().c_str());
+    Packer table;
+    if (options_.survivors) table.number(mesh_.ranks);
+    for (uint32_t old : old_ranks_) table.number(old);
+    for (const Member& member : mesh_.members)
+      table.string(member.host)
+          .number(member.host_index)
+          .string(member.address)
+          .number(member.port)
+          .string(machines_[member.rank]);
+    if (table.bytes().size() > kMaxControlBytes)
+      return error(Code::invalid_argument, "the names of %u hosts are too long for one table",
+                   options_.ranks);
+    for (auto& channel : mesh_.control)
+      if (channel) channel->send(Control::table, table);
+    formed_ = true;
+    find_sharers();
+    return {};
+  }
+
+  // The new group: the root first, then the others that came, as they were numbered before.
+  void keep_survivors(const std::vector<bool>& came) {
+    std::vector<Member> members = {mesh_.members[options_.rank.index]};
+    std::vector<std::string> machines = {machine_};
+    std::vector<std::unique_ptr<ControlChannel>> control(1);
+    old_ranks_ = {options_.rank.index};
+    for (uint32_t r = 0; r < options_.ranks; ++r) {
+      if (!came[r] || r == options_.rank.index) continue;
+      auto fresh = static_cast<uint32_t>(members.size());
+      members.push_back(mesh_.members[r]);
+      members.back().rank = fresh;
+      machines.push_back(machines_[r]);
+      mesh_.control[r]->set_peer({fresh});
+      control.push_back(std::move(mesh_.control[r]));
+      old_ranks_.push_back(r);
+    }
+    members[0].rank = 0;
+    mesh_.members = std::move(members);
+    machines_ = std::move(machines);
+    mesh_.control = std::move(control);
+    mesh_.rank = {0};
+    mesh_.ranks = static_cast<uint32_t>(mesh_.members.size());
+  }
+
+  // Names of hosts can be chosen, and equal on different machines: both must agree.
+  void find_sharers() {
+    const std::string& own = machines_[mesh_.rank.index];
+    for (Member& member : mesh_.members)
+      member.shares_memory = member.rank != mesh_.rank.index && !own.empty() &&
+                             machines_[member.rank] == own && member.host == options_.host;
+  }
+
+  // The frame that rank 0 sends next, or its reason for ending the group.
+  Result<Frame> from_root(Control expected, const std::string& waiting_for) {
+    ControlChannel& root = *mesh_.control[0];
+    for (;;) {
+      if (auto frame = root.receive()) {
+        if (frame->type == Control::abort) {
+          Unpacker fields(frame->payload);
+          auto code = fields.number<uint8_t>();
+          fields.number<uint32_t>();
+          std::string reason = fields.string();
+          return Error(static_cast<Code>(std::clamp<uint8_t>(code, 1, 8)), reason);
+        }
+        if (frame->type != expected)
+          return error(Code::corrupt, "rank 0 sent frame %u while joining",
+                       static_cast<unsigned>(frame->type));
+        return std::move(*frame);
+      }
+      if (root.failure())
+        return error(Code::peer_lost, "rank 0 left while the group was forming: %s",
+                     root.failure()->message().c_str());
+      // Rank 0 has the same deadline, and can say who is missing.
+      if (!turn(kGrace)) return late(waiting_for);
+    }
+  }
+
+  Result<void> register_with_root() {
+    WEFT_TRY(reach_root());
+    mesh_.control[0] = std::make_unique<ControlChannel>(*mesh_.reactor, dials_[0]->take(), Rank{0});
+    dials_.clear();
+
+    // The address that reaches rank 0 is the one that the others can reach.
+    std::string own = mesh_.control[0]->local_host();
+    if (!options_.interface.empty()) {
+      WEFT_ASSIGN(own, net::address_of_interface(options_.interface, own));
+    }
+    WEFT_TRY(listen(own, 0));
+    Packer place;
+    place.string(options_.host).string(own).number(mesh_.acceptor->port()).string(machine_);
+    mesh_.control[0]->send(Control::register_, place);
+
+    WEFT_ASSIGN(Frame frame, from_root(Control::table, "other ranks did not come to rank 0"));
+    Unpacker fields(frame.payload);
+    if (options_.survivors) {
+      mesh_.ranks = fields.number<uint32_t>();
+      if (mesh_.ranks > options_.ranks) return error(Code::corrupt, "the table is too long");
+      mesh_.members.resize(mesh_.ranks);
+      bool named = false;
+      for (uint32_t r = 0; r < mesh_.ranks; ++r) {
+        if (fields.number<uint32_t>() != options_.rank.index) continue;
+        mesh_.rank = {r};
+        named = true;
+      }
+      if (!named) return error(Code::peer_lost, "this rank came too late for the new group");
+    }
+    for (uint32_t r = 0; r < mesh_.ranks; ++r) {
+      Member& member = mesh_.members[r];
+      member.rank = r;
+      member.host = fields.string();
+      member.host_index = fields.number<uint32_t>();
+      member.address = fields.string();
+      member.port = fields.number<uint16_t>();
+      machines_.push_back(fields.string());
+    }
+    if (!fields.complete()) return error(Code::corrupt, "rank 0 sent a table of other ranks");
+    find_sharers();
+    return {};
+  }
+
+  // The probe's connections, to the next rank and from the previous one.
+  Result<void> open_probe() {
+    if (probe_flows_ == 0) return {};
+    const Member& next = mesh_.members[mesh_.next()];
+    for (uint16_t lane = 0; lane < probe_flows_; ++lane)
+      dials_.push_back(std::make_unique<Dial>(network_, *mesh_.reactor, next.address, next.port,
+                                              options_.secret, hello(Purpose::probe, lane)));
+    for (;;) {
+      bool out = std::all_of(dials_.begin(), dials_.end(), [](auto& dial) { return dial->done(); });
+      bool in = std::all_of(mesh_.probe_in.begin(), mesh_.probe_in.end(),
+                            [](const auto& socket) { return socket != nullptr; });
+      if (out && in) break;
+      if (!turn()) {
+        if (!out)
+          for (auto& dial : dials_)
+            if (!dial->done())
+              return late(text("rank %u was not reached: %s", mesh_.next(), problem(*dial)));
+        return late(text("rank %u did not open its connections", mesh_.previous()));
+      }
+      WEFT_TRY(others_are_here());
+    }
+    for (size_t i = 0; i < dials_.size(); ++i) mesh_.probe_out[i] = dials_[i]->take();
+    dials_.clear();
+    return {};
+  }
+
+  Result<void> others_are_here() const {
+    for (const auto& channel : mesh_.control)
+      if (channel && channel->failure())
+        return error(Code::peer_lost, "rank %u left while the group was forming: %s",
+                     channel->peer().index, channel->failure()->message().c_str());
+    return {};
+  }
+
+  Result<void> agree_to_go() {
+    if (!is_root()) {
+      mesh_.control[0]->send(Control::joined, Packer());
+      auto frame = from_root(Control::go, "rank 0 did not see all ranks joined");
+      if (!frame) return std::move(frame).error();
+      return {};
+    }
+    std::vector<bool> joined(mesh_.ranks, false);
+    joined[0] = true;
+    for (;;) {
+      std::vector<uint32_t> absent;
+      for (uint32_t r = 1; r < mesh_.ranks; ++r) {
+        if (joined[r]) continue;
+        if (auto frame = mesh_.control[r]->receive()) {
+          if (frame->type != Control::joined)
+            return error(Code::corrupt, "rank %u sent frame %u while joining", r,
+                         static_cast<unsigned>(frame->type));
+          joined[r] = true;
+          continue;
+        }
+        absent.push_back(r);
+      }
+      if (absent.empty()) break;
+      WEFT_TRY(others_are_here());
+      if (!turn()) return late(rank_list(absent) + " did not open all connections");
+    }
+    for (uint32_t r = 1; r < mesh_.ranks; ++r) mesh_.control[r]->send(Control::go, Packer());
+    return {};
+  }
+
+  void tell_all(const Error& failure) {
+    Packer reason;
+    reason.number(static_cast<uint8_t>(failure.code())).number(trace::kNone);
+    reason.string(failure.message());
+    std::vector<bool> told(mesh_.control.size(), false);
+    // They close when they have read it; closing first could take the words back. Some are still
+    // on their way here.
+    Nanos until = network_.clock().now() + Nanos::from_seconds(1);
+    for (bool open = true; open && network_.clock().now() < until;) {
+      open = false;
+      for (size_t r = 0; r < told.size(); ++r) {
+        ControlChannel* channel = mesh_.control[r].get();
+        if (channel != nullptr && !told[r]) channel->send(Control::abort, reason);
+        told[r] = channel != nullptr;
+        bool absent = channel == nullptr && r != mesh_.rank.index;
+        open = open || absent || (channel != nullptr && !channel->failure());
+      }
+      mesh_.reactor->run_once(kTurn);
+    }
+  }
+
+  static constexpr std::string_view kFile = "file:";
+
+  const Options& options_;
+  net::Network& network_;
+  Nanos deadline_;
+  std::string machine_;
+  std::vector<std::string> machines_;  // by rank
+  std::vector<uint32_t> old_ranks_;    // survivors: by new rank
+  Mesh mesh_;
+  bool formed_ = false;  // rank 0: nobody else is let in
+  uint16_t probe_flows_ = 0;
+  std::map<uint32_t, Hello> hellos_;
+  std::vector<std::unique_ptr<Dial>> dials_;
+};
+
+}  // namespace
+
+Result<Mesh> meet(const Options& options) {
+  if (options.ranks == 0 || options.ranks > kMaxRanks || options.rank.index >= options.ranks)
+    return error(Code::invalid_argument, "rank %u of %u is not possible", options.rank.index,
+                 options.ranks);
+  if (options.secret.empty())
+    return error(Code::invalid_argument, "a group needs a secret; set WEFT_SECRET");
+  if (options.agreement.size() > kMaxAgreement)
+    return error(Code::invalid_argument,
+                 "the agreement has %zu characters; at most %zu are possible",
+                 options.agreement.size(), kMaxAgreement);
+  if (options.ranks == 1) {
+    Mesh alone;
+    alone.rank = options.rank;
+    alone.network = options.network != nullptr ? options.network : &net::kernel_network();
+    alone.members = {{0, options.host, 0, "", 0}};
+    alone.reactor = alone.network->reactor();
+    return alone;
+  }
+  auto mesh = Joiner(options).run();
+  if (!mesh) return std::move(mesh).error().in("join");
+  return mesh;
+}
+
+Result<std::unique_ptr<net::Socket>> call(const std::string& address, const std::string& secret,
+                                          Purpose purpose, Nanos deadline) {
+  WEFT_ASSIGN(net::HostPort place, net::split(address));
+  net::Network& network = net::kernel_network();
+  auto reactor = network.reactor();
+  Hello hello;
+  hello.purpose = purpose;
+  Dial dial(network, *reactor, place.host, place.port, secret, hello);
+  Nanos until = network.clock().now() + deadline;
+  while (!dial.done()) {
+    if (network.clock().now() > until)
+      return error(Code::timeout, "%s was not reached within %s: %s", address.c_str(),
+                   format_duration(deadline).c_str(), dial.last_problem().c_str());
+    reactor->run_once(kTurn);
+    dial.tick(network.clock().now());
+  }
+  return dial.take();
+}
+
+}  // namespace weft::join

@@ -1,0 +1,271 @@
+// join: who is in the group, proved by a secret.
+//
+// Every connection begins with a proof of the job's secret (HMAC-SHA256 over fresh nonces of both
+// sides); nothing else of it is read before. Ranks meet at a rendezvous, learn where the others
+// listen, and keep one control channel to rank 0. Lanes are opened when they are first needed.
+//
+//   rank 0 <──control── rank r            small frames: ready, start, ping, abort, bye
+//   rank r ──Links──> any rank            connections for lanes
+//
+// Threads: one thread at a time drives a Mesh. Nothing blocks except meet() and call(), which have
+// deadlines.
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "weft/lane.h"
+
+namespace weft::join {
+
+inline constexpr uint16_t kProtocol = 2;
+inline constexpr uint32_t kMaxControlBytes = 1u << 20;
+inline constexpr uint32_t kMaxRanks = 4096;
+inline constexpr size_t kMaxAgreement = 64;
+
+// ---- control channel ---------------------------------------------------------------------
+
+// Types of control frames. On the wire: append, never renumber.
+enum class Control : uint8_t {
+  register_ = 1,  // where this rank listens
+  table = 2,      // where everyone listens
+  joined = 3,
+  go = 4,
+  probe_step = 5,
+  probe_result = 6,
+  ready = 7,  // a bucket is complete on this rank
+  start = 8,  // operations to start, in order
+  ping = 9,
+  pong = 10,
+  abort = 11,  // who is to blame, and why
+  bye = 12,
+  costs = 13,  // of all-reduces, as rank 0 knows them: all must choose alike
+  query = 14,  // what is in flight? (weft status)
+  answer = 15,
+};
+
+// Reads and writes fields of control frames; reading past the end fails once and for all.
+class Packer {
+ public:
+  template <typename T>
+  Packer& number(T value) {
+    static_assert(std::is_integral_v<T>);
+    const auto* raw = reinterpret_cast<const std::byte*>(&value);
+    bytes_.insert(bytes_.end(), raw, raw + sizeof value);
+    return *this;
+  }
+  Packer& string(std::string_view value);
+  const std::vector<std::byte>& bytes() const { return bytes_; }
+
+ private:
+  std::vector<std::byte> bytes_;
+};
+
+class Unpacker {
+ public:
+  explicit Unpacker(std::span<const std::byte> bytes) : bytes_(bytes) {}
+  template <typename T>
+  T number() {
+    static_assert(std::is_integral_v<T>);
+    T value{};
+    take(&value, sizeof value);
+    return value;
+  }
+  std::string string();
+  // True when everything was there and nothing is left.
+  bool complete() const { return !failed_ && bytes_.empty(); }
+  bool failed() const { return failed_; }
+  bool more() const { return !failed_ && !bytes_.empty(); }
+
+ private:
+  void take(void* out, size_t size);
+  std::span<const std::byte> bytes_;
+  bool failed_ = false;
+};
+
+struct Frame {
+  Control type;
+  std::vector<std::byte> payload;
+};
+
+// Length-prefixed frames over one connection, never blocking. What arrives waits in order until
+// it is taken, so that the phases of a group's life (join, probe, run) hand over without loss.
+class ControlChannel final : public net::Reactor::Handler {
+ public:
+  ControlChannel(net::Reactor& reactor, std::unique_ptr<net::Socket> socket, Rank peer);
+  ~ControlChannel() override;
+
+  void send(Control type, const Packer& payload);
+  std::optional<Frame> receive();
+  // Why the connection ended, once everything that came before is taken.
+  const std::optional<Error>& failure() const { return failure_; }
+  bool flushed() const { return out_.size() == out_done_; }
+  Rank peer() const { return peer_; }
+  void set_peer(Rank peer) { peer_ = peer; }  // its number in a new group
+  std::string local_host() const;             // the address that this side has on the connection
+  void on_events(uint32_t epoll_events) override;
+
+ private:
+  void write_some();
+  void fail(Error error);
+
+  net::Reactor& reactor_;
+  std::unique_ptr<net::Socket> socket_;
+  Rank peer_;
+  std::optional<Error> failure_;
+  std::vector<std::byte> out_;
+  size_t out_done_ = 0;
+  std::vector<std::byte> in_;
+  std::deque<Frame> inbox_;
+};
+
+// ---- joining -----------------------------------------------------------------------------
+
+// What a connection claims to be; read only after it has proved the secret.
+enum class Purpose : uint8_t { control = 1, lane = 2, probe = 3, status = 4 };
+struct Hello {
+  uint16_t protocol = kProtocol;
+  Purpose purpose = Purpose::control;
+  uint32_t rank = 0;
+  uint32_t ranks = 0;
+  uint16_t lane = 0;
+  uint16_t lanes = 0;
+  uint8_t probe = 0;
+  std::string agreement;  // what all ranks must have in common: the hash of plan and job
+  std::string shared;     // lane: name of the memory that it offers; empty for none
+};
+
+// Listens, and lets in only those who prove the secret and are expected. Others are refused,
+// counted and logged.
+class Acceptor final : public net::Reactor::Handler {
+ public:
+  // Takes the socket of one who proved the secret, or says why it is not wanted.
+  using OnConnection =
+      std::function<Result<void>(std::unique_ptr<net::Socket>& socket, const Hello& hello)>;
+  Acceptor(net::Network& network, net::Reactor& reactor, std::shared_ptr<net::Socket> listener,
+           std::string secret, OnConnection on_connection);
+  ~Acceptor() override;
+  void on_events(uint32_t epoll_events) override;
+  void set_on_connection(OnConnection on_connection) { on_connection_ = std::move(on_connection); }
+  void tick(Nanos now);  // ends handshakes that take too long
+  uint64_t refused() const { return refused_; }
+  uint16_t port() const;
+  std::string host() const { return listener_->local_host(); }
+  // For another acceptor, when this one is gone: whoever calls meanwhile waits.
+  std::shared_ptr<net::Socket> listener() const { return listener_; }
+
+ private:
+  class Pending;
+  void finish(Pending* pending, Result<Hello> outcome);
+
+  net::Network& network_;
+  net::Reactor& reactor_;
+  std::shared_ptr<net::Socket> listener_;
+  std::string secret_;
+  OnConnection on_connection_;
+  std::vector<std::unique_ptr<Pending>> pending_;
+  std::vector<std::unique_ptr<Pending>> ended_;
+  uint64_t refused_ = 0;
+};
+
+struct Member {
+  uint32_t rank = 0;
+  std::string host;
+  uint32_t host_index = 0;  // the same for ranks on one host
+  std::string address;
+  uint16_t port = 0;
+  bool shares_memory = false;  // with this rank
+};
+
+struct Options {
+  Rank rank;
+  uint32_t ranks = 1;
+  // "address:port" or "[v6 address]:port", where rank 0 listens; or "file:PATH", where rank 0
+  // writes it, for ranks on one host.
+  std::string rendezvous;
+  std::string interface;  // whose address to use; empty: the one that reaches rank 0
+  std::string secret;
+  std::string host;       // this host's name
+  std::string agreement;  // must be equal on all ranks; a rank that differs is named
+  uint16_t lanes = 1;
+  bool probe = true;          // open the connections that probe::measure() needs
+  bool shared_memory = true;  // with ranks on this host
+  Nanos deadline = Nanos::from_seconds(30);
+  net::Network* network = nullptr;  // null: the kernel's
+  // After a failure: `rank` and `ranks` are those of the group that failed; those of its ranks that
+  // come to `root` within `settle` form the new one, the root first.
+  bool survivors = false;
+  Rank root;
+  Nanos settle = Nanos::from_seconds(5);
+  // The root's, from the group that failed. Closing it and listening again would lose those who
+  // call in that moment: for some the connection opens, and nobody is at the other end.
+  std::shared_ptr<net::Socket> listener;
+};
+
+// The connections of one rank.
+struct Mesh {
+  Rank rank;
+  uint32_t ranks = 1;
+  net::Network* network = nullptr;
+  std::string secret;
+  std::string agreement;
+  std::vector<Member> members;  // by rank
+  std::unique_ptr<net::Reactor> reactor;
+  std::unique_ptr<Acceptor> acceptor;                    // of ranks > 1
+  std::vector<std::unique_ptr<ControlChannel>> control;  // rank 0: by rank, none for itself;
+                                                         // others: one, to rank 0
+  std::vector<std::unique_ptr<net::Socket>> probe_out,
+      probe_in;  // to the next rank, from the previous
+  // Lanes of ranks that were faster; where the acceptor puts them until Links takes over.
+  std::shared_ptr<std::vector<std::pair<Hello, std::unique_ptr<net::Socket>>>> early;
+  uint32_t next() const { return (rank.index + 1) % ranks; }
+  uint32_t previous() const { return (rank.index + ranks - 1) % ranks; }
+};
+
+// Meets the others at the rendezvous. Errors name the ranks that did not come, or that came with
+// another plan.
+Result<Mesh> meet(const Options& options);
+
+// A connection to a member of a running job, for a purpose that is not membership.
+Result<std::unique_ptr<net::Socket>> call(const std::string& address, const std::string& secret,
+                                          Purpose purpose, Nanos deadline);
+
+// Opens lanes to other ranks when asked, takes those that others open, and refuses everyone else.
+class Links {
+ public:
+  struct Callbacks {
+    // This rank opened a lane to `peer`; `shared` is what it offered.
+    std::function<void(Rank peer, uint16_t lane, std::unique_ptr<net::Socket> socket,
+                       std::shared_ptr<lane::shm::Segment> shared)>
+        opened;
+    // `peer` opened a lane to this rank.
+    std::function<void(Rank peer, uint16_t lane, std::unique_ptr<net::Socket> socket,
+                       std::shared_ptr<lane::shm::Segment> shared)>
+        accepted;
+    // Someone who knows the secret asks how the job is doing.
+    std::function<void(std::unique_ptr<net::Socket> socket)> asked;
+  };
+  Links(Mesh& mesh, Callbacks callbacks);
+  ~Links();
+  // Tries until it works or close() is called.
+  void open(Rank peer, uint16_t lane);
+  void close(Rank peer);
+  void tick(Nanos now);  // tries again what failed, and ends handshakes that take too long
+  // Why the last attempt to reach `peer` failed; empty if none did.
+  std::string problem(Rank peer) const;
+
+ private:
+  struct Opening;
+  Result<void> accept(std::unique_ptr<net::Socket>& socket, const Hello& hello);
+  Mesh& mesh_;
+  Callbacks callbacks_;
+  std::vector<std::unique_ptr<Opening>> openings_;
+  bool told_no_memory_ = false;
+};
+
+}  // namespace weft::join

@@ -1,0 +1,202 @@
+// net: what a process sees of the world: sockets, readiness and time.
+//
+// A Network is the kernel's, or a simulated one in which a whole group runs in one thread under a
+// seed; everything above is the same code over either. Nothing here blocks but Reactor::run_once().
+//
+//   Network ──listen, connect──► Socket ──add──► Reactor ──run_once──► Handler::on_events
+//
+// Threads: one thread at a time drives a Reactor and everything registered with it; wake() is for
+// any thread. Not here: what the bytes mean, and who may send them.
+#pragma once
+
+#include <sys/uio.h>
+
+#include <array>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "weft/base.h"
+
+namespace weft::net {
+
+struct TcpInfo {
+  uint64_t round_trip_us = 0;
+  uint64_t congestion_window = 0;  // segments
+  uint64_t retransmitted = 0;      // segments, since the start
+  uint64_t unsent_bytes = 0;
+  uint64_t delivery_bytes_per_s = 0;
+};
+
+// One end of a connection, or a place where connections are accepted. Nothing blocks.
+class Socket {
+ public:
+  virtual ~Socket() = default;
+  // Bytes moved; 0 from receive() is the end of the connection; -errno otherwise.
+  virtual ssize_t send(const iovec* parts, size_t count) = 0;
+  virtual ssize_t receive(const iovec* parts, size_t count) = 0;
+  virtual std::unique_ptr<Socket> accept() { return nullptr; }
+  virtual int connect_outcome() { return 0; }  // errno of an attempt that has ended
+  virtual std::string local_host() const = 0;
+  virtual uint16_t local_port() const { return 0; }
+  virtual std::string peer() const = 0;
+  virtual void limit_unsent(uint32_t bytes) { (void)bytes; }
+  virtual void limit_rate(double bytes_per_s) { (void)bytes_per_s; }
+  virtual std::optional<TcpInfo> tcp_info() const { return std::nullopt; }
+  virtual int fd() const { return -1; }  // the kernel's number for it, if it has one
+  // Both ends are on this machine: bytes go from memory to memory, and no link can damage them.
+  virtual bool inside_machine() const { return false; }
+
+  // Memory that both sides see: what has arrived can be read in place.
+  virtual bool shared() const { return false; }
+  virtual std::span<const std::byte> peek() { return {}; }
+  virtual void consume(size_t bytes) { (void)bytes; }
+  virtual size_t shared_capacity() const { return 0; }
+  // Which of `events` the memory is ready for. A side that is `sleeping` wants a bell for the
+  // others.
+  virtual uint32_t shared_events(uint32_t events, bool sleeping) {
+    (void)events, (void)sleeping;
+    return 0;
+  }
+};
+
+class Reactor {
+ public:
+  class Handler {
+   public:
+    virtual ~Handler() = default;
+    virtual void on_events(uint32_t epoll_events) = 0;
+  };
+
+  virtual ~Reactor() = default;
+  // Level-triggered; `events` are EPOLLIN and EPOLLOUT. Handler and socket must outlive their
+  // place here.
+  virtual void add(Socket& socket, uint32_t events, Handler* handler) = 0;
+  virtual void modify(Socket& socket, uint32_t events, Handler* handler) = 0;
+  virtual void remove(Socket& socket) = 0;
+  // Waits for events at most `timeout`, and calls their handlers. True if there were any.
+  virtual bool run_once(Nanos timeout) = 0;
+  // Makes run_once() return early; from any thread.
+  virtual void wake() = 0;
+};
+
+// What a rank can reach, and what time it is there.
+class Network {
+ public:
+  virtual ~Network() = default;
+  virtual Result<std::unique_ptr<Socket>> listen(const std::string& host, uint16_t port) = 0;
+  // Starts a connection; it is open, or failed, when the socket is writable.
+  virtual Result<std::unique_ptr<Socket>> connect(const std::string& host, uint16_t port) = 0;
+  virtual std::unique_ptr<Reactor> reactor() = 0;
+  virtual const Clock& clock() const = 0;
+  // Ranks that say the same word can share memory; empty: nobody can.
+  virtual std::string machine() const = 0;
+};
+// The kernel's.
+Network& kernel_network();
+std::unique_ptr<Socket> adopt(Fd connected);
+
+// ---- addresses ---------------------------------------------------------------------------
+
+struct HostPort {
+  std::string host;
+  uint16_t port = 0;
+};
+// "10.0.0.1:4000", "[::1]:4000" or "name:4000".
+Result<HostPort> split(const std::string& address);
+// Fails with not_found when no address belongs to the name of a host.
+Result<void> find_host(const std::string& host);
+// The first address of an interface, of the family that `like` resolves to.
+Result<std::string> address_of_interface(const std::string& interface, const std::string& like);
+
+// ---- the simulated network ---------------------------------------------------------------
+//
+// A group of ranks in one thread, under a seed: every rank is a function with a stack of its own
+// that runs until it waits in Reactor::run_once(), the only place where anybody waits. Time is
+// virtual and goes on to the next thing that happens. Connections keep their bytes in order, cut
+// anywhere and delayed by chance, so different connections overtake each other. The same seed and
+// faults give the same course of events. Ranks share no memory here.
+
+namespace sim {
+
+inline constexpr uint32_t kEveryone = 0xffffffff;
+inline constexpr Nanos kForever = {INT64_MAX};
+
+struct Fault {
+  enum class Kind : uint8_t {
+    spike,       // bytes between `rank` and `other` take up to `amount` longer
+    partition,   // nothing passes between them: held back, or lost if it never ends
+    stop,        // `rank` does not run
+    slow,        // `rank` takes up to `amount` longer for every turn
+    reset,       // `connection` breaks when byte `at` of it is sent
+    half_open,   // from byte `at` on, `connection` leads nowhere, and neither end is told
+    corrupt,     // one bit of byte `at` of `connection` flips
+    death,       // `rank` ends at its `at`-th wait, and the kernel closes its connections
+    power_loss,  // the same, but nobody is told
+  };
+  Kind kind = Kind::spike;
+  uint32_t rank = 0;
+  uint32_t other = kEveryone;
+  Nanos from{0};  // since the world began
+  Nanos until = kForever;
+  Nanos amount{0};
+  uint64_t connection = 0;  // counted in the order in which they were begun, from 0
+  bool reverse = false;     // bytes of the side that was called
+  uint64_t at = 0;
+};
+std::string to_text(const Fault& fault);
+// Any of the kinds, in the first `horizon` and on the first `connections`.
+Fault random_fault(Rng& rng, uint32_t ranks, Nanos horizon, uint64_t connections, uint64_t bytes);
+
+struct Options {
+  uint32_t ranks = 2;
+  uint64_t seed = 1;
+  Nanos delay_min = Nanos::from_micros(5);  // of a stretch of bytes
+  Nanos delay_max = Nanos::from_micros(300);
+  uint32_t stretch_max = 64u << 10;  // bytes that travel together
+  uint32_t buffer = 256u << 10;      // bytes that a connection holds each way
+  std::vector<Fault> faults;
+  Nanos time_max = Nanos::from_seconds(300);  // virtual
+  uint64_t steps_max = 5'000'000;
+  bool keep_lines = false;
+};
+
+struct Outcome {
+  bool complete = false;   // every rank's function returned by itself
+  std::string report;      // otherwise: who waited for what
+  std::vector<bool> died;  // by rank
+  Nanos took{0};
+  uint64_t steps = 0;
+};
+
+class World {
+ public:
+  explicit World(Options options);
+  ~World();
+  // Rank r's address is "10.0.0.<r + 1>".
+  Network& network_of(Rank rank);
+  static std::string address_of(Rank rank);
+  // Runs one function a rank until all have returned. A rank that died goes on without a network,
+  // and with a clock that runs away, until it notices.
+  Outcome run(std::vector<std::function<void()>> ranks);
+  // When it did, by its own clock.
+  std::optional<Nanos> died(Rank rank) const;
+  // Who called and who was called, if there was such a connection.
+  std::optional<std::pair<Rank, Rank>> ends_of(uint64_t connection) const;
+  // A number for all that happened, and the last of it in words if they were kept.
+  uint64_t course() const;
+  std::string lines() const;
+
+  class Impl;
+
+ private:
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace sim
+
+}  // namespace weft::net

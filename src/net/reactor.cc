@@ -1,0 +1,118 @@
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+
+#include "address.h"
+
+namespace weft::net {
+namespace {
+
+constexpr Nanos kLongestWait = Nanos::from_seconds(60);  // milliseconds in an int
+
+// epoll, and beside it the sockets whose bytes go through memory: those are looked at directly.
+class EpollReactor final : public Reactor {
+ public:
+  EpollReactor()
+      : epoll_(epoll_create1(EPOLL_CLOEXEC)), wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+    WEFT_CHECK(epoll_ && wake_);
+    control(EPOLL_CTL_ADD, wake_.get(), EPOLLIN, nullptr);
+  }
+
+  void add(Socket& socket, uint32_t events, Handler* handler) override {
+    control(EPOLL_CTL_ADD, socket.fd(), kernel_events(socket, events), handler);
+    if (socket.shared()) shared_.push_back({&socket, events, handler});
+  }
+  void modify(Socket& socket, uint32_t events, Handler* handler) override {
+    if (!socket.shared()) {
+      control(EPOLL_CTL_MOD, socket.fd(), events, handler);
+      return;
+    }
+    for (Shared& place : shared_)
+      if (place.socket == &socket) place.events = events;
+  }
+  void remove(Socket& socket) override {
+    epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, socket.fd(), nullptr);
+    std::erase_if(shared_, [&](const Shared& place) { return place.socket == &socket; });
+    ++generation_;
+  }
+
+  bool run_once(Nanos timeout) override {
+    bool any = serve_shared(false);
+    // Whoever writes from now on must ring; what was written just before is seen here.
+    bool sleeps = !any && timeout.count > 0 && !shared_.empty();
+    if (sleeps) any = serve_shared(true);
+    std::array<epoll_event, 64> events;
+    int64_t left = any ? 0 : std::clamp<int64_t>(timeout.count, 0, kLongestWait.count);
+    auto milliseconds = static_cast<int>((left + 999'999) / 1'000'000);
+    int count =
+        epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), milliseconds);
+    if (count < 0) WEFT_CHECK(errno == EINTR);
+    uint64_t generation = generation_;
+    for (int i = 0; i < count; ++i) {
+      const epoll_event& event = events[static_cast<size_t>(i)];
+      if (event.data.ptr == nullptr) {
+        uint64_t ignored;
+        [[maybe_unused]] ssize_t got = ::read(wake_.get(), &ignored, sizeof ignored);
+        continue;
+      }
+      static_cast<Handler*>(event.data.ptr)->on_events(event.events);
+      // Something was unregistered: what is left of this round may point to it. Level triggering
+      // brings the rest again.
+      if (generation != generation_) return true;
+    }
+    return any || count > 0;
+  }
+
+  void wake() override {
+    uint64_t one = 1;
+    [[maybe_unused]] ssize_t put = ::write(wake_.get(), &one, sizeof one);
+  }
+
+ private:
+  struct Shared {
+    Socket* socket;
+    uint32_t events;
+    Handler* handler;
+  };
+
+  // The connection beside shared memory only rings: its room does not matter.
+  static uint32_t kernel_events(const Socket& socket, uint32_t events) {
+    return socket.shared() ? static_cast<uint32_t>(EPOLLIN) : events;
+  }
+
+  void control(int what, int fd, uint32_t events, Handler* handler) {
+    epoll_event event{};
+    event.events = events;
+    event.data.ptr = handler;
+    WEFT_CHECK(epoll_ctl(epoll_.get(), what, fd, &event) == 0);
+  }
+
+  bool serve_shared(bool sleeping) {
+    bool any = false;
+    for (size_t i = 0; i < shared_.size(); ++i) {
+      Shared place = shared_[i];
+      uint32_t ready = place.socket->shared_events(place.events, sleeping);
+      if (ready == 0) continue;
+      any = true;
+      uint64_t generation = generation_;
+      place.handler->on_events(ready);
+      if (generation != generation_) return true;
+    }
+    return any;
+  }
+
+  Fd epoll_;
+  Fd wake_;
+  std::vector<Shared> shared_;
+  uint64_t generation_ = 0;  // grows when a handler is removed
+};
+
+}  // namespace
+
+std::unique_ptr<Reactor> make_reactor() { return std::make_unique<EpollReactor>(); }
+
+}  // namespace weft::net
