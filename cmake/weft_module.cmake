@@ -2,6 +2,7 @@
 #
 #   weft_module(plan
 #     USES base                        modules declared above this one
+#     PARTS text tree                  its sub-folders with code, lowest first
 #     SOURCES plan.cc parse.cc         without main.cc: becomes part of libweft.so
 #     TESTS plan_test.cc               one GoogleTest program, plan_test
 #     FUZZ parse_fuzz.cc               one program each; corpus in corpus/parse/
@@ -88,7 +89,7 @@ function(_weft_bench name file)
 endfunction()
 
 function(weft_module name)
-  set(lists USES SOURCES TESTS FUZZ BENCH DATA LIBS)
+  set(lists USES PARTS SOURCES TESTS FUZZ BENCH DATA LIBS)
   cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "${lists}")
   set(root ${PROJECT_SOURCE_DIR})
   set(folder ${CMAKE_CURRENT_SOURCE_DIR})
@@ -141,7 +142,7 @@ function(weft_module name)
   set_property(GLOBAL PROPERTY WEFT_FOLDER_${name} ${folder})
   set_property(GLOBAL PROPERTY WEFT_LIBS_${name} ${arg_LIBS})
 
-  weft_law_scan(${root} ${name} ${folder} "${arg_USES}" "${visible}")
+  weft_law_scan(${root} ${name} ${folder} "${arg_USES}" "${visible}" "${arg_PARTS}")
   set(missing)
   foreach(file IN LISTS arg_SOURCES arg_TESTS arg_FUZZ arg_BENCH arg_DATA)
     if(NOT EXISTS ${folder}/${file})
@@ -173,7 +174,8 @@ function(weft_module name)
   set(stamp ${CMAKE_CURRENT_BINARY_DIR}/law.stamp)
   add_custom_command(OUTPUT ${stamp}
     COMMAND ${CMAKE_COMMAND} -DROOT=${root} -DMODULE=${name} -DFOLDER=${folder} "-DUSES=${arg_USES}"
-            "-DVISIBLE=${visible}" -DSTAMP=${stamp} -P ${_weft_here}/weft_law.cmake
+            "-DVISIBLE=${visible}" "-DPARTS=${arg_PARTS}" -DSTAMP=${stamp}
+            -P ${_weft_here}/weft_law.cmake
     DEPENDS ${scanned} ${_weft_here}/weft_law.cmake
     COMMENT "Checking the module law in ${name}" VERBATIM)
   add_custom_target(${name}_law ALL DEPENDS ${stamp})

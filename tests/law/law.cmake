@@ -10,7 +10,8 @@ set(build ${WORK}/build)
 set(failures 0)
 file(REMOVE_RECURSE ${WORK})
 
-# A lawful tree: `low` is shown by `mid` and so seen by `top`; `side` is seen by nobody.
+# A lawful tree: `low` is shown by `mid` and so seen by `top`; `side` is seen by nobody. `mid` has
+# two parts, of which `tcp` stands on `wire`, and a private header above both.
 function(lawful_tree)
   file(REMOVE_RECURSE ${tree})
   file(WRITE ${tree}/CMakeLists.txt "
@@ -38,9 +39,14 @@ function(lawful_tree)
   file(WRITE ${tree}/src/side/CMakeLists.txt
     "weft_module(side USES low SOURCES side.cc TESTS side_test.cc)\n")
   file(WRITE ${tree}/src/mid/CMakeLists.txt
-    "weft_module(mid USES low side SOURCES mid.cc tcp/lane.cc TESTS mid_test.cc)\n")
-  file(WRITE ${tree}/src/mid/mid.h "#pragma once\n#include \"weft/low.h\"\n")
-  file(WRITE ${tree}/src/mid/tcp/lane.h "#pragma once\n")
+    "weft_module(mid\n  USES low side\n  PARTS wire tcp\n  SOURCES mid.cc tcp/lane.cc wire/frame.cc\n  TESTS mid_test.cc)\n")
+  file(WRITE ${tree}/src/mid/mid.h "#pragma once\n#include \"weft/low.h\"\n#include <signal.h>\n")
+  file(WRITE ${tree}/src/mid/mid.cc "#include \"weft/mid.h\"\n#include \"tcp/lane.h\"\n#include \"wire/frame.h\"\n#include \"signal.h\"\n")
+  # Named like a header of the system's, which everyone may still include.
+  file(WRITE ${tree}/src/mid/signal.h "#pragma once\n")
+  file(WRITE ${tree}/src/mid/wire/frame.h "#pragma once\n#include <signal.h>\n")
+  file(WRITE ${tree}/src/mid/wire/frame.cc "#include \"frame.h\"\n#include \"weft/mid.h\"\n")
+  file(WRITE ${tree}/src/mid/tcp/lane.h "#pragma once\n#include \"wire/frame.h\"\n")
   file(WRITE ${tree}/src/mid/tcp/lane.cc "#include \"tcp/lane.h\"\n#include \"weft/side.h\"\n")
   file(WRITE ${tree}/src/top/CMakeLists.txt
     "weft_module(top\n  USES mid\n  SOURCES top.cc\n  TESTS top_test.cc)\n")
@@ -142,7 +148,42 @@ expect_refused("an absolute path" "a path may not leave the module's folder [law
 
 file(APPEND ${tree}/src/mid/mid.h "#include \"tcp/lane.h\"\n")
 expect_refused("a public header that needs a private one"
-  "src/mid/mid.h:3: the public header of mid includes the private \"tcp/lane.h\"")
+  "src/mid/mid.h:4: the public header of mid includes the private \"tcp/lane.h\"")
+
+file(APPEND ${tree}/src/mid/wire/frame.cc "#include \"tcp/lane.h\"\n")
+expect_refused("a source that includes a header of a later part"
+  "src/mid/wire/frame.cc:3: includes \"tcp/lane.h\", but mid lists tcp after wire under PARTS [law: parts]")
+
+file(APPEND ${tree}/src/mid/wire/frame.h "#include \"./tcp/lane.h\"\n")
+expect_refused("a header that includes one of a later part, by a detour"
+  "src/mid/wire/frame.h:3: includes \"./tcp/lane.h\", but mid lists tcp after wire under PARTS [law: parts]")
+
+file(APPEND ${tree}/src/mid/tcp/lane.cc "#include \"signal.h\"\n")
+expect_refused("a file in a part that includes a private header of the top folder"
+  "src/mid/tcp/lane.cc:3: includes \"signal.h\" of the module's top folder, which stands above its sub-folders [law: parts]")
+
+file(APPEND ${tree}/src/mid/wire/frame.cc "#define LATER \"tcp/lane.h\"\n#include LATER\n")
+expect_refused("a file in a part that includes what a macro says"
+  "src/mid/wire/frame.cc:4: includes what a macro says, which the law cannot read [law: parts]")
+
+file(WRITE ${tree}/src/mid/wire/deep/deeper.h "#pragma once\n#include \"tcp/lane.h\"\n")
+expect_refused("a file further down in a part"
+  "src/mid/wire/deep/deeper.h:2: includes \"tcp/lane.h\", but mid lists tcp after wire under PARTS [law: parts]")
+
+file(WRITE ${tree}/src/mid/shm/segment.h "#pragma once\n")
+expect_refused("a header in a sub-folder that is no part"
+  "src/mid/shm/segment.h:1: is in the sub-folder shm, which mid does not list under PARTS [law: parts]")
+
+file(WRITE ${tree}/src/top/deep/more.cc "")
+file(WRITE ${tree}/src/top/CMakeLists.txt
+  "weft_module(top USES mid SOURCES top.cc deep/more.cc TESTS top_test.cc)\n")
+expect_refused("a source in a sub-folder that is no part"
+  "src/top/deep/more.cc:1: is in the sub-folder deep, which top does not list under PARTS [law: parts]")
+
+file(WRITE ${tree}/src/top/CMakeLists.txt
+  "weft_module(top\n  USES mid\n  PARTS gone\n  SOURCES top.cc\n  TESTS top_test.cc)\n")
+expect_refused("a part without files"
+  "src/top/CMakeLists.txt:3: top lists gone, but no header or source is in src/top/gone/ [law: parts]")
 
 file(REMOVE ${tree}/src/side/side.h)
 expect_refused("a module without a public header"
@@ -190,6 +231,10 @@ expect_build("built: a lawful tree" TRUE "" check_law)
 file(APPEND ${tree}/src/top/top.cc "#include \"weft/side.h\"\n")
 expect_build("refused while building: a source" FALSE
   "src/top/top.cc:4: includes \"weft/side.h\"" check_law)
+lawful_tree()
+file(APPEND ${tree}/src/mid/wire/frame.cc "#include \"tcp/lane.h\"\n")
+expect_build("refused while building: a source in a part" FALSE
+  "src/mid/wire/frame.cc:3: includes \"tcp/lane.h\", but mid lists tcp after wire" check_law)
 lawful_tree()
 expect_build("built: a lawful tree again" TRUE "" check_law)
 file(WRITE ${tree}/src/mid/mid.h "#pragma once\n")
