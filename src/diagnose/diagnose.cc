@@ -24,6 +24,9 @@ Result<Diagnosis> diagnose(const graph::Graph& graph, const replay::Replayer& re
   if (replayer.ranks() != graph.ranks)
     return error(Code::invalid_argument, "the replayer is of %u ranks, the graph of %u",
                  replayer.ranks(), graph.ranks);
+  if (replayer.model().layers.size() != graph.model.layers.size())
+    return error(Code::invalid_argument, "the replayer is of %zu layers, the graph of %zu",
+                 replayer.model().layers.size(), graph.model.layers.size());
   Diagnosis out;
   out.remarks = graph.remarks;
   out.fidelity_error_percent = replayer.fidelity().error_percent;

@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "judge.h"
+
 namespace weft::diagnose {
 namespace {
 
@@ -25,7 +27,8 @@ struct Job {
   int64_t gap_ns = 0;  // before each backward
   uint32_t iterations = 8;
   plan::Plan plan;
-  std::vector<double> speed;  // by rank; 1 where absent
+  std::vector<double> speed;      // by rank; 1 where absent
+  std::vector<uint32_t> host_of;  // by rank; empty: each on its own
 };
 
 // Layers whose compute hides their wire time (9 ms each), if it is let: the default plan suits it.
@@ -62,6 +65,7 @@ cost::Costs costs_of(bool capped) {
 graph::Graph compute_of(const Job& job) {
   graph::Graph graph;
   graph.ranks = graph.environment.ranks = job.ranks;
+  graph.host_of = job.host_of;
   graph.environment.cores = 4;
   graph.environment.plan_text = plan::canonical(job.plan);
   graph.model.name = "small";
@@ -403,6 +407,22 @@ TEST(Diagnose, without_a_probe_it_says_what_cannot_be_judged) {
   EXPECT_THAT(diagnosis->remarks, Contains(HasSubstr("no cause can be judged")));
 }
 
+// What is supposed about compute is compared with the recorded run, hosts and all.
+TEST(Judge, other_compute_is_judged_with_the_ranks_on_their_hosts) {
+  Job job;
+  job.ranks = 8;
+  job.plan = preset("ddp");
+  job.plan.algorithm = {{std::nullopt, "hierarchical"}};
+  job.host_of = {0, 0, 0, 0, 1, 1, 1, 1};
+  Recorded run = run_of(job, costs_of(true));
+  EXPECT_EQ(run.graph.host_of, job.host_of);
+  auto judge = Judge::make(run.graph, run.replayer);
+  ASSERT_TRUE(judge.ok()) << judge.error().message();
+  auto same = judge->of_compute(run.graph.iterations);
+  ASSERT_TRUE(same.ok()) << same.error().message();
+  EXPECT_EQ(same->iteration_ns, judge->recorded_ns());
+}
+
 TEST(Diagnose, lanes_that_the_probe_did_not_cover_are_not_promised) {
   Job job;
   job.plan = preset("ddp");
@@ -462,6 +482,11 @@ TEST(Diagnose, an_empty_or_foreign_graph_is_refused) {
   auto refused = diagnose(run_of(other, costs_of(true)).graph, run.replayer);
   ASSERT_FALSE(refused.ok());
   EXPECT_EQ(refused.error().code(), Code::invalid_argument);
+  other = job;
+  other.layers = 2;
+  refused = diagnose(run_of(other, costs_of(true)).graph, run.replayer);
+  ASSERT_FALSE(refused.ok());
+  EXPECT_THAT(refused.error().message(), HasSubstr("3 layers, the graph of 2"));
 }
 
 TEST(Diagnose, equal_runs_have_equal_diagnoses) {

@@ -17,6 +17,8 @@ Result<Judge> Judge::make(const graph::Graph& graph, const replay::Replayer& rep
   Judge out;
   out.graph_ = &graph;
   out.replayer_ = &replayer;
+  // How sure a gain is follows from it.
+  if (replayer.fidelity().unknown) return *replayer.fidelity().unknown;
   replay::Question question;
   question.iterations = kIterations;
   WEFT_ASSIGN(replay::Prediction recorded, replayer.predict(question));
@@ -66,12 +68,9 @@ Result<Verdict> Judge::of(const replay::WhatIf& what_if) const {
 }
 
 Result<Verdict> Judge::of_compute(std::vector<graph::Iteration> iterations) const {
-  graph::Graph other;
-  other.ranks = graph_->ranks;
-  other.model = graph_->model;
-  other.environment = graph_->environment;
-  other.iterations = std::move(iterations);
-  WEFT_ASSIGN(replay::Replayer edited, replay::Replayer::make(other, replayer_->costs()));
+  auto first = static_cast<ptrdiff_t>(graph_->first_counted());
+  iterations.erase(iterations.begin(), iterations.begin() + first);
+  replay::Replayer edited = replayer_->with_compute(std::move(iterations));
   replay::Question question;
   question.iterations = kIterations;
   question.interval = false;

@@ -126,13 +126,9 @@ Result<Analysis> analyze(Recorded recorded) {
   if (recorded.graph.model.tensors.empty() && !costs.link_bytes_per_s)
     costs.link_bytes_per_s = cost::Fitted{1e9, 1e9, 1e9, 0};
   WEFT_ASSIGN(replay::Replayer replayer, replay::Replayer::make(recorded.graph, costs));
-  if (!(replayer.fidelity().replayed_ns > 0)) {
-    // The recorded plan itself cannot be replayed; asking again says why.
-    replay::Question same;
-    same.interval = false;
-    WEFT_TRY(replayer.predict(same));
+  if (replayer.fidelity().unknown) return *replayer.fidelity().unknown;
+  if (!(replayer.fidelity().replayed_ns > 0))
     return error(Code::unsupported, "its iterations take no time: nothing to replay");
-  }
   return Analysis{std::move(recorded), std::move(costs), std::move(replayer)};
 }
 

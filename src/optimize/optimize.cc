@@ -58,6 +58,9 @@ void remark(const replay::Replayer& replayer, const Judge& judge, const Space& s
     out.remarks.push_back(text("%llu plans were left out because they cannot be replayed: %s",
                                static_cast<unsigned long long>(judge.refused()),
                                judge.first_refusal().c_str()));
+  if (replayer.fidelity().unknown)
+    out.remarks.push_back("how well the recorded plan replays is unknown: " +
+                          replayer.fidelity().unknown->message());
   if (!replayer.costs().link_bytes_per_s)
     out.remarks.emplace_back(
         "the trace has no probe: more lanes than were used could not be tried");

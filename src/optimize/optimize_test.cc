@@ -252,6 +252,26 @@ TEST(Optimize, FailsAsTheReplayerFails) {
   EXPECT_EQ(found.error().code(), Code::unsupported);
 }
 
+TEST(Space, WhatAutoMeansFollowsFromTheHosts) {
+  SmallJob job;
+  job.ranks = 8;
+  job.host_of = {0, 0, 0, 0, 1, 1, 1, 1};
+  cost::Costs costs = costs_of(1e9, 1e9);
+  costs.copy_ns_per_byte = testing::exactly(0.05);
+  costs.agreed = std::make_shared<const cost::Costs>(costs);
+  auto replayer = replayer_of(job, costs);
+  ASSERT_TRUE(replayer.ok()) << replayer.error().message();
+  constexpr uint64_t kLarge = 64u << 20;
+  auto space = make_space(*replayer, {});
+  ASSERT_TRUE(space.ok()) << space.error().message();
+  EXPECT_EQ(space->choice.at(kLarge), schedule::Algorithm::hierarchical);
+  Options apart;
+  apart.cluster.hosts = 8;
+  space = make_space(*replayer, apart);
+  ASSERT_TRUE(space.ok()) << space.error().message();
+  EXPECT_NE(space->choice.at(kLarge), schedule::Algorithm::hierarchical);
+}
+
 TEST(Optimize, AnotherClusterIsOptimizedForItself) {
   auto replayer = capped();
   Options options = enough();
@@ -312,7 +332,7 @@ TEST(Optimize, FewerStepsWhereStepsAreWhatCosts) {
   job.ranks = 8;
   job.tensor_bytes = {16384, 16384, 16384};
   job.plan.lanes = 1;
-  auto replayer = testing::replayer_of(job, testing::costs_of(1e9, 1e9, 2'000'000));
+  auto replayer = replayer_of(job, testing::costs_of(1e9, 1e9, 2'000'000));
   ASSERT_TRUE(replayer) << replayer.error().message();
   Options options;
   options.budget = Nanos::from_seconds(600);
@@ -336,7 +356,7 @@ TEST(Optimize, WorkersWhereOneThreadIsTheBottleneck) {
   cost::Costs costs = testing::costs_of(10e9, 10e9);
   costs.cpu_ns_per_byte = testing::exactly(8);
   costs.copy_ns_per_byte = testing::exactly(0.1);
-  auto replayer = testing::replayer_of(job, costs);
+  auto replayer = replayer_of(job, costs);
   ASSERT_TRUE(replayer) << replayer.error().message();
   Options options;
   options.budget = Nanos::from_seconds(600);

@@ -155,8 +155,9 @@ Result<Space> make_space(const replay::Replayer& replayer, const Options& option
         {tensor.name, tensor.bytes / schedule::kElementBytes, tensor.consumed_by});
   space.shrink = std::max(1.0, replayer.environment().shrink);
   space.ranks = options.cluster.hosts.value_or(replayer.ranks());
-  space.choice =
-      schedule::choice_of_run(replayer.costs(), {space.ranks, space.recorded.lanes, space.ranks});
+  space.choice = schedule::choice_of_run(
+      replayer.costs(),
+      {space.ranks, space.recorded.lanes, options.cluster.hosts.value_or(replayer.hosts())});
   space.replay_error = std::abs(replayer.fidelity().error_percent) / 100;
   space.max_lanes = std::clamp<uint32_t>(options.max_lanes, 1, plan::kLanesMax);
   Rates rates = rates_of(replayer, options.cluster);

@@ -12,7 +12,8 @@ struct SmallJob {
   std::vector<int64_t> backward_ns = {1'000'000, 1'000'000, 1'000'000};
   int64_t update_ns = 10'000;
   plan::Plan plan;
-  double shrink = 8;  // the sizes of a plan are of a job that is so much larger
+  std::vector<uint32_t> host_of;  // by rank; empty: each on its own
+  double shrink = 8;              // the sizes of a plan are of a job that is so much larger
 };
 
 // `iteration_ns` is what an iteration is said to have taken.
@@ -20,6 +21,7 @@ inline graph::Graph graph_of(const SmallJob& job, int64_t iteration_ns) {
   graph::Graph graph;
   graph.ranks = job.ranks;
   graph.environment.ranks = job.ranks;
+  graph.host_of = job.host_of;
   graph.environment.cores = 4;
   graph.environment.shrink = job.shrink;
   graph.environment.plan_text = plan::canonical(job.plan);

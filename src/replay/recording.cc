@@ -25,16 +25,16 @@ std::vector<trace::Track> tracks() {
 }  // namespace
 
 Recording::Recording(const trace::Environment& like, const trace::Model& model,
-                     const plan::Plan& plan, uint32_t ranks, uint32_t lanes)
-    : ranks_(ranks), lanes_(lanes) {
-  for (uint32_t rank = 0; rank < ranks; ++rank) {
+                     const plan::Plan& plan, const std::vector<uint32_t>& host_of, uint32_t lanes)
+    : ranks_(static_cast<uint32_t>(host_of.size())), lanes_(lanes) {
+  for (uint32_t rank = 0; rank < ranks_; ++rank) {
     trace::Process process;
     process.environment = like;
     process.environment.weft_version = version();
-    process.environment.host = text("host%u", rank);
-    process.environment.host_index = rank;
+    process.environment.host = text("host%u", host_of[rank]);
+    process.environment.host_index = host_of[rank];
     process.environment.rank = rank;
-    process.environment.ranks = ranks;
+    process.environment.ranks = ranks_;
     process.environment.plan_name = plan.name;
     process.environment.plan_hash = plan::hash(plan);
     process.environment.plan_text = plan::canonical(plan);

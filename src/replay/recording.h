@@ -11,7 +11,7 @@ namespace weft::replay {
 class Recording {
  public:
   Recording(const trace::Environment& like, const trace::Model& model, const plan::Plan& plan,
-            uint32_t ranks, uint32_t lanes);
+            const std::vector<uint32_t>& host_of, uint32_t lanes);
 
   void compute(uint32_t rank, trace::Kind kind, uint32_t layer, uint32_t iteration, int64_t start,
                int64_t end);

@@ -74,6 +74,9 @@ struct Prediction {
 
 // How well the recorded plan replays: comes before any prediction.
 struct Fidelity {
+  // What kept the recorded plan from being replayed. Then only `measured_ns` is known, and that
+  // the error is 0 says nothing.
+  std::optional<Error> unknown;
   double measured_ns = 0;
   double replayed_ns = 0;
   double error_percent = 0;  // (replayed - measured) / measured
@@ -88,8 +91,12 @@ struct Fidelity {
 
 class Replayer {
  public:
-  // Fails with unsupported when the trace lacks what every replay needs, saying what.
+  // Fails with unsupported when the trace lacks what every replay needs, saying what. When only the
+  // recorded plan cannot be replayed, fidelity() says why, and other questions may have answers.
   static Result<Replayer> make(const graph::Graph& graph, const cost::Costs& costs);
+  // The same run, as if the devices had computed like this. The fidelity stays that of the record.
+  // REQUIRES: !counted.empty(); each has the layers of every rank.
+  Replayer with_compute(std::vector<graph::Iteration> counted) const;
   Replayer(Replayer&&) noexcept;
   Replayer& operator=(Replayer&&) noexcept;
   ~Replayer();
@@ -103,6 +110,7 @@ class Replayer {
   const trace::Environment& environment() const;
   const trace::Model& model() const;
   uint32_t ranks() const;
+  uint32_t hosts() const;  // that the ranks were on
   double measured_iteration_ns() const;
   // Quartiles of the measured iterations.
   double measured_low_ns() const;

@@ -168,6 +168,58 @@ TEST(Replay, what_was_not_measured_is_said) {
   EXPECT_TRUE(blind.predict(question).ok());
 }
 
+TEST(Replay, why_the_recorded_plan_cannot_be_replayed_is_said) {
+  Replayer blind = replayer_of(under(preset("ddp")), cost::Costs());
+  ASSERT_TRUE(blind.fidelity().unknown.has_value());
+  EXPECT_THAT(blind.fidelity().unknown->message(), HasSubstr("no probe"));
+  EXPECT_EQ(blind.measured_iteration_ns(), 1e9);
+  Question question;
+  question.what_if.free_communication = true;
+  EXPECT_THAT(predicted(blind, question).unknown,
+              Contains(HasSubstr("how well the recorded plan replays: the trace has no probe")));
+
+  // So many messages can be replayed, but not recorded, and the comparison needs the record.
+  SmallJob large = under(preset("ddp"));
+  large.tensor_elements = {2'000'000'000};
+  large.plan.chunk = plan::kChunkMin;
+  Replayer replayer = replayer_of(large);
+  ASSERT_TRUE(replayer.fidelity().unknown.has_value());
+  EXPECT_THAT(replayer.fidelity().unknown->message(), HasSubstr("too many to replay"));
+  EXPECT_FALSE(replayer_of(under(preset("ddp"))).fidelity().unknown.has_value());
+}
+
+TEST(Replay, ranks_that_share_a_host_do_so_in_the_predicted_trace) {
+  SmallJob job = under(preset("ddp"));
+  job.host_of = {0, 0, 1, 1};
+  Replayer replayer = replayer_of(job);
+  EXPECT_EQ(replayer.hosts(), 2u);
+  Question question;
+  question.make_trace = true;
+  auto again = graph::build(*predicted(replayer, question).trace);
+  ASSERT_TRUE(again.ok()) << again.error().message();
+  EXPECT_EQ(again->host_of, job.host_of);
+  // A cluster of so many hosts has one rank on each.
+  question.cluster.hosts = 4;
+  again = graph::build(*predicted(replayer, question).trace);
+  ASSERT_TRUE(again.ok()) << again.error().message();
+  EXPECT_EQ(again->host_of, (std::vector<uint32_t>{0, 1, 2, 3}));
+}
+
+TEST(Replay, other_compute_changes_nothing_else) {
+  SmallJob job = under(preset("ddp"));
+  job.plan.algorithm = {{std::nullopt, "hierarchical"}};
+  job.host_of = {0, 0, 1, 1};
+  Replayer replayer = replayer_of(job);
+  const double before = predicted(replayer, {}).iteration_ns;
+  std::vector<graph::Iteration> counted = testing::graph_of(job).iterations;
+  EXPECT_EQ(predicted(replayer.with_compute(counted), {}).iteration_ns, before);
+  for (graph::Iteration& iteration : counted)
+    for (auto& layers : iteration.layers) layers[0].forward_ns += 1'000'000;
+  Replayer slower = replayer.with_compute(counted);
+  EXPECT_NEAR(predicted(slower, {}).iteration_ns, before + 1e6, 1e4);
+  EXPECT_EQ(slower.compute_ns(), replayer.compute_ns() + 1e6);
+}
+
 TEST(Replay, an_interval_holds_the_value) {
   cost::Costs costs = testing::costs_of_capped_link();
   costs.flow_bytes_per_s = cost::Fitted{0.25e9, 0.24e9, 0.26e9, 8};

@@ -63,6 +63,10 @@ int64_t nanos(const std::optional<cost::Fitted>& constant, double scale = 1) {
   return static_cast<int64_t>(std::clamp(value_or_zero(constant) * scale, 0.0, kLongestDelay));
 }
 
+uint32_t hosts_in(const std::vector<uint32_t>& host_of) {
+  return static_cast<uint32_t>(std::set<uint32_t>(host_of.begin(), host_of.end()).size());
+}
+
 // Which end of each fitted constant to use.
 enum class End { middle, fast, slow };
 
@@ -76,7 +80,7 @@ struct Replayer::Impl {
   trace::Environment environment;
   trace::Model model;
   uint32_t ranks = 0;
-  std::vector<uint32_t> host_of;
+  std::vector<uint32_t> host_of;  // by rank; empty: each on its own
   cost::Costs costs;
   plan::Plan recorded;
   std::vector<schedule::Tensor> tensors;
@@ -87,8 +91,11 @@ struct Replayer::Impl {
   double gradient_bytes = 0;
   Fidelity fidelity;
 
-  Ways ways(const plan::Plan& plan, const schedule::Layout& layout, uint32_t of_ranks,
-            Prediction& notes) const;
+  void set_compute(std::vector<graph::Iteration> counted);
+  std::vector<uint32_t> hosts_for(const Cluster& cluster) const;
+  std::vector<schedule::Algorithm> algorithms(const plan::Plan& plan,
+                                              const schedule::Layout& layout, const Job& job,
+                                              Prediction& notes) const;
   Result<Network> network(const Question& question, const plan::Plan& plan, uint32_t flows, End end,
                           Prediction& notes) const;
   Result<Job> job(const Question& question,
@@ -173,44 +180,31 @@ void change_rates(const Cluster& cluster, const trace::Environment& environment,
 
 }  // namespace
 
-namespace {
-
-uint32_t hosts_in(const std::vector<uint32_t>& host_of) {
-  return static_cast<uint32_t>(std::set<uint32_t>(host_of.begin(), host_of.end()).size());
-}
-
-}  // namespace
-
-// Which algorithm each piece takes. Ranks that share a host do so in the order of steps only: in
-// the network of a replay every rank has a link of its own.
-Ways Replayer::Impl::ways(const plan::Plan& plan, const schedule::Layout& layout, uint32_t of_ranks,
-                          Prediction& notes) const {
-  Ways out;
-  out.host_of = host_of;
-  // Other ranks than the recorded ones are on hosts of their own.
-  if (host_of.size() != of_ranks) {
-    out.host_of.resize(of_ranks);
-    std::iota(out.host_of.begin(), out.host_of.end(), 0u);
-  }
+// Which algorithm each piece takes.
+std::vector<schedule::Algorithm> Replayer::Impl::algorithms(const plan::Plan& plan,
+                                                            const schedule::Layout& layout,
+                                                            const Job& job,
+                                                            Prediction& notes) const {
   bool automatic = std::any_of(plan.algorithm.begin(), plan.algorithm.end(),
                                [](const auto& rule) { return rule.use == "auto"; });
   schedule::Choice choice;
   if (automatic) {
-    choice = schedule::choice_of_run(costs, {of_ranks, plan.lanes, hosts_in(out.host_of)});
+    choice = schedule::choice_of_run(costs, {job.ranks, plan.lanes, hosts_in(job.host_of)});
     notes.assumed.push_back("\"auto\" chooses its algorithms by what the recorded run knew");
   }
+  std::vector<schedule::Algorithm> out;
   for (const schedule::Piece& piece : layout.pieces)
-    out.by_piece.push_back(
-        schedule::algorithm_for(plan, piece.elements * schedule::kElementBytes, choice));
+    out.push_back(schedule::algorithm_for(plan, piece.elements * schedule::kElementBytes, choice));
   return out;
 }
 
 namespace {
 
 // Connections over which a rank sends at a time, at the most.
-uint32_t flows_of(const Ways& ways, uint32_t lanes, uint32_t ranks) {
+uint32_t flows_of(const std::vector<schedule::Algorithm>& algorithms, uint32_t lanes,
+                  uint32_t ranks) {
   uint32_t peers = 1;
-  for (schedule::Algorithm algorithm : ways.by_piece) {
+  for (schedule::Algorithm algorithm : algorithms) {
     if (algorithm == schedule::Algorithm::direct) peers = std::max(peers, ranks - 1);
     if (algorithm == schedule::Algorithm::tree)
       peers = std::max(peers, std::min<uint32_t>(3, ranks - 1));
@@ -275,6 +269,15 @@ Result<Network> Replayer::Impl::network(const Question& question, const plan::Pl
   return out;
 }
 
+// Ranks that share a host do so in the order of steps only: in the network of a replay every rank
+// has a link of its own. A cluster of another number of hosts has one rank on each.
+std::vector<uint32_t> Replayer::Impl::hosts_for(const Cluster& cluster) const {
+  if (!cluster.hosts && host_of.size() == ranks) return host_of;
+  std::vector<uint32_t> own(cluster.hosts.value_or(ranks));
+  std::iota(own.begin(), own.end(), 0u);
+  return own;
+}
+
 Result<Job> Replayer::Impl::job(const Question& question,
                                 std::vector<std::vector<graph::LayerTimes>>& made) const {
   const WhatIf& what_if = question.what_if;
@@ -282,7 +285,8 @@ Result<Job> Replayer::Impl::job(const Question& question,
     return error(Code::invalid_argument, "rank %u cannot be healed: there are %u",
                  what_if.healed->index, ranks);
   Job out;
-  out.ranks = question.cluster.hosts.value_or(ranks);
+  out.host_of = hosts_for(question.cluster);
+  out.ranks = static_cast<uint32_t>(out.host_of.size());
   out.iterations = question.iterations > 0
                        ? question.iterations
                        : std::max<uint32_t>(kLeastIterations,
@@ -332,8 +336,9 @@ Traffic traffic_of(const schedule::Piece& piece, schedule::Algorithm algorithm, 
 
 // A file may say anything: what would take for ever, or all memory, or more nanoseconds than can be
 // counted, is refused before it starts.
-Result<void> bounded(const Job& job, const schedule::Layout& layout, const Ways& ways,
-                     const Network& network, bool recording) {
+Result<void> bounded(const Job& job, const schedule::Layout& layout,
+                     const std::vector<schedule::Algorithm>& algorithms, const Network& network,
+                     bool recording) {
   constexpr double kMostOperations = 1e8, kLongestNs = 1e17;
   constexpr double kMostAtATime = 2e7;  // of one iteration; each takes memory until it is done
   constexpr uint64_t kMostTracks = 65000;
@@ -341,7 +346,7 @@ Result<void> bounded(const Job& job, const schedule::Layout& layout, const Ways&
   double ranks = job.ranks, iterations = job.iterations;
   double messages = 0, bytes = 0;
   for (size_t i = 0; i < layout.pieces.size(); ++i) {
-    Traffic own = traffic_of(layout.pieces[i], ways.by_piece[i], ranks,
+    Traffic own = traffic_of(layout.pieces[i], algorithms[i], ranks,
                              static_cast<double>(layout.chunk_elements));
     messages += own.messages * ranks;
     bytes += own.bytes * ranks;
@@ -358,7 +363,7 @@ Result<void> bounded(const Job& job, const schedule::Layout& layout, const Ways&
                  "%.3g messages are too many to replay (at most %.3g): larger chunks or fewer "
                  "iterations would do",
                  parts, most_messages);
-  if (recording && 2ull * flows_of(ways, layout.lanes, job.ranks) > kMostTracks)
+  if (recording && 2ull * flows_of(algorithms, layout.lanes, job.ranks) > kMostTracks)
     return error(Code::unsupported, "%u lanes to each of %u ranks are too many to record",
                  layout.lanes, job.ranks - 1);
   if (operations > kMostOperations)
@@ -397,12 +402,12 @@ Result<Simulated> Replayer::Impl::simulated(const Question& question, const plan
   WEFT_ASSIGN(schedule::Layout layout, schedule::make_layout(sized, tensors));
   std::vector<std::vector<graph::LayerTimes>> made;
   WEFT_ASSIGN(Job work, job(question, made));
-  Ways how = ways(sized, layout, work.ranks, notes);
+  std::vector<schedule::Algorithm> chosen = algorithms(sized, layout, work, notes);
   WEFT_ASSIGN(Network net,
-              network(question, sized, flows_of(how, layout.lanes, work.ranks), end, notes));
+              network(question, sized, flows_of(chosen, layout.lanes, work.ranks), end, notes));
   if (work.ranks == 1) net.free = true;
-  WEFT_TRY(bounded(work, layout, how, net, recording != nullptr));
-  return simulate(work, layout, how, net, recording);
+  WEFT_TRY(bounded(work, layout, chosen, net, recording != nullptr));
+  return simulate(work, layout, chosen, net, recording);
 }
 
 namespace {
@@ -441,7 +446,11 @@ void Replayer::Impl::widen(const Question& question, const plan::Plan& plan,
   for (End end : {End::fast, End::slow}) {
     Prediction other;
     auto run = simulated(question, plan, end, ignored, nullptr);
-    if (!run) continue;
+    if (!run) {
+      prediction.unknown.push_back(text("what the spread of the constants does to the answer: %s",
+                                        run.error().message().c_str()));
+      continue;
+    }
     summarize(*run, other);
     fast = std::min(fast, other.iteration_ns);
     slow = std::max(slow, other.iteration_ns);
@@ -453,6 +462,9 @@ void Replayer::Impl::widen(const Question& question, const plan::Plan& plan,
       spread = (quantile(measured.of_slowest_ns, 0.75) - quantile(measured.of_slowest_ns, 0.25)) /
                2 / median;
   }
+  if (fidelity.unknown)
+    prediction.unknown.push_back("how well the recorded plan replays: " +
+                                 fidelity.unknown->message());
   double busy = std::max(0.0, prediction.processor_busy - kBusy);
   if (busy > 0)
     prediction.assumed.push_back(
@@ -474,13 +486,29 @@ Result<Prediction> Replayer::Impl::predict(const Question& question) const {
   WEFT_TRY(plan::validate(plan));
   std::optional<Recording> recording;
   if (question.make_trace)
-    recording.emplace(environment, model, plan, question.cluster.hosts.value_or(ranks), plan.lanes);
+    recording.emplace(environment, model, plan, hosts_for(question.cluster), plan.lanes);
   WEFT_ASSIGN(Simulated run,
               simulated(question, plan, End::middle, out, recording ? &*recording : nullptr));
   summarize(run, out);
   if (recording) out.trace = std::move(*recording).take();
   if (question.interval) widen(question, plan, out);
   return out;
+}
+
+void Replayer::Impl::set_compute(std::vector<graph::Iteration> counted) {
+  iterations = std::move(counted);
+  typical.clear();
+  std::vector<uint32_t> all(ranks);
+  std::iota(all.begin(), all.end(), 0u);
+  std::vector<double> sums;
+  for (const graph::Iteration& iteration : iterations) {
+    typical.push_back(median_layers(iteration, all, model.layers.size()));
+    double sum = 0;
+    for (const graph::LayerTimes& layer : typical.back())
+      sum += static_cast<double>(layer.forward_ns + layer.backward_ns + layer.update_ns);
+    sums.push_back(sum);
+  }
+  compute_ns = quantile(sums, 0.5);
 }
 
 // ---- the public face ---------------------------------------------------------------------
@@ -509,19 +537,8 @@ Result<Replayer> Replayer::make(const graph::Graph& graph, const cost::Costs& co
         {tensor.name, tensor.bytes / schedule::kElementBytes, tensor.consumed_by});
     impl->gradient_bytes += static_cast<double>(tensor.bytes);
   }
-  impl->iterations.assign(graph.iterations.begin() + static_cast<ptrdiff_t>(graph.first_counted()),
-                          graph.iterations.end());
-  std::vector<uint32_t> all;
-  for (uint32_t r = 0; r < graph.ranks; ++r) all.push_back(r);
-  std::vector<double> compute;
-  for (const graph::Iteration& iteration : impl->iterations) {
-    impl->typical.push_back(median_layers(iteration, all, graph.model.layers.size()));
-    double sum = 0;
-    for (const graph::LayerTimes& layer : impl->typical.back())
-      sum += static_cast<double>(layer.forward_ns + layer.backward_ns + layer.update_ns);
-    compute.push_back(sum);
-  }
-  impl->compute_ns = quantile(compute, 0.5);
+  impl->set_compute({graph.iterations.begin() + static_cast<ptrdiff_t>(graph.first_counted()),
+                     graph.iterations.end()});
   impl->measured = iteration_times(graph);
 
   // Fidelity first: the recorded plan, replayed like any other.
@@ -530,11 +547,23 @@ Result<Replayer> Replayer::make(const graph::Graph& graph, const cost::Costs& co
   same.interval = false;
   same.iterations = std::clamp(static_cast<uint32_t>(impl->iterations.size()) + kWarmUp,
                                kLeastIterations, kFidelityIterations);
-  if (auto replayed = impl->predict(same)) {
-    WEFT_ASSIGN(graph::Graph again, graph::build(*replayed->trace));
-    impl->fidelity = compare(graph, again);
+  impl->fidelity.measured_ns = quantile(impl->measured.of_slowest_ns, 0.5);
+  auto replayed = impl->predict(same);
+  if (!replayed) {
+    impl->fidelity.unknown = std::move(replayed).error();
+    return Replayer(std::move(impl));
   }
+  auto again = graph::build(*replayed->trace);
+  if (!again) return std::move(again).error().in("the replay of the recorded plan");
+  impl->fidelity = compare(graph, *again);
   return Replayer(std::move(impl));
+}
+
+Replayer Replayer::with_compute(std::vector<graph::Iteration> counted) const {
+  WEFT_CHECK(!counted.empty());
+  auto other = std::make_unique<Impl>(*impl_);
+  other->set_compute(std::move(counted));
+  return Replayer(std::move(other));
 }
 
 Result<Prediction> Replayer::predict(const Question& question) const {
@@ -545,6 +574,7 @@ const plan::Plan& Replayer::recorded_plan() const { return impl_->recorded; }
 const trace::Environment& Replayer::environment() const { return impl_->environment; }
 const trace::Model& Replayer::model() const { return impl_->model; }
 uint32_t Replayer::ranks() const { return impl_->ranks; }
+uint32_t Replayer::hosts() const { return hosts_in(impl_->hosts_for({})); }
 double Replayer::measured_iteration_ns() const { return impl_->fidelity.measured_ns; }
 double Replayer::measured_low_ns() const { return quantile(impl_->measured.of_slowest_ns, 0.25); }
 double Replayer::measured_high_ns() const { return quantile(impl_->measured.of_slowest_ns, 0.75); }

@@ -142,11 +142,12 @@ struct Host {
 
 class Simulator {
  public:
-  Simulator(const Job& job, const schedule::Layout& layout, const Ways& ways,
-            const Network& network, Recording* recording)
+  Simulator(const Job& job, const schedule::Layout& layout,
+            const std::vector<schedule::Algorithm>& algorithms, const Network& network,
+            Recording* recording)
       : job_(job),
         layout_(layout),
-        ways_(ways),
+        algorithms_(algorithms),
         network_(network),
         recording_(recording),
         admission_(layout, job.ranks),
@@ -155,7 +156,7 @@ class Simulator {
     find_pieces();
     shape_.ranks = job.ranks;
     shape_.chunk_elements = layout.chunk_elements;
-    shape_.host_of = ways.host_of;
+    shape_.host_of = job.host_of;
     size_t operations = layout.pieces.size() * job.iterations;
     cores_.assign(network.shared_processor ? network.cores : 0, 0);
     for (uint32_t r = 0; r < job.ranks; ++r) {
@@ -409,7 +410,7 @@ class Simulator {
 
   std::shared_ptr<const schedule::Program> program_of(uint32_t r, uint32_t operation) {
     uint32_t piece = result_.order[operation];
-    shape_.algorithm = ways_.by_piece[piece];
+    shape_.algorithm = algorithms_[piece];
     shape_.elements = layout_.pieces[piece].elements;
     shape_.rank = r;
     return programs_.get(shape_);
@@ -703,7 +704,7 @@ class Simulator {
 
   const Job& job_;
   const schedule::Layout& layout_;
-  const Ways& ways_;
+  const std::vector<schedule::Algorithm>& algorithms_;
   const Network& network_;
   Recording* recording_;
   schedule::Admission admission_;
@@ -732,9 +733,10 @@ class Simulator {
 
 }  // namespace
 
-Simulated simulate(const Job& job, const schedule::Layout& layout, const Ways& ways,
-                   const Network& network, Recording* recording) {
-  return Simulator(job, layout, ways, network, recording).run();
+Simulated simulate(const Job& job, const schedule::Layout& layout,
+                   const std::vector<schedule::Algorithm>& algorithms, const Network& network,
+                   Recording* recording) {
+  return Simulator(job, layout, algorithms, network, recording).run();
 }
 
 }  // namespace weft::replay

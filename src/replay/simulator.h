@@ -39,16 +39,11 @@ struct Network {
 // What the devices do. One program for all ranks; durations differ.
 struct Job {
   uint32_t ranks = 1;
+  std::vector<uint32_t> host_of;  // by rank
   uint32_t iterations = 4;
   const trace::Model* model = nullptr;
   // compute[rank][iteration % size][layer]
   std::vector<std::vector<const std::vector<graph::LayerTimes>*>> compute;
-};
-
-// How operations are done.
-struct Ways {
-  std::vector<schedule::Algorithm> by_piece;
-  std::vector<uint32_t> host_of;  // by rank
 };
 
 // Events of a simulated run, as a run records them; see recording.cc.
@@ -61,8 +56,9 @@ struct Simulated {
   double processor_busy = 0;  // share of the cores that served lanes, 0 to 1
 };
 
-// Runs `job` under `layout` on `network`. `recording` may be null.
-Simulated simulate(const Job& job, const schedule::Layout& layout, const Ways& ways,
-                   const Network& network, Recording* recording);
+// Runs `job` under `layout` on `network`; `algorithms` has one a piece. `recording` may be null.
+Simulated simulate(const Job& job, const schedule::Layout& layout,
+                   const std::vector<schedule::Algorithm>& algorithms, const Network& network,
+                   Recording* recording);
 
 }  // namespace weft::replay

@@ -13,13 +13,15 @@ struct SmallJob {
   int64_t update_ns = 100'000;
   uint32_t iterations = 4;
   plan::Plan plan;
-  std::vector<double> speed;  // by rank; 1 where absent
+  std::vector<double> speed;      // by rank; 1 where absent
+  std::vector<uint32_t> host_of;  // by rank; empty: each on its own
 };
 
 inline graph::Graph graph_of(const SmallJob& job) {
   graph::Graph graph;
   graph.ranks = job.ranks;
   graph.environment.ranks = job.ranks;
+  graph.host_of = job.host_of;
   graph.environment.cores = 4;
   graph.environment.plan_text = plan::canonical(job.plan);
   graph.model.name = "small";
