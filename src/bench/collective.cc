@@ -45,7 +45,7 @@ class Folder {
 // An engine that takes part.
 struct Runner {
   Entrant entrant;
-  std::unique_ptr<Crew> crew;
+  std::unique_ptr<EngineProcesses> processes;
   EngineReport* report = nullptr;
   std::vector<uint64_t> settings = {0};
 };
@@ -138,15 +138,15 @@ class Harness {
       return;
     }
     report.how = entrant->how;
-    auto crew = Crew::start(name, entrant->start, folder);
-    if (!crew) {
-      report.absent = crew.error().message();
+    auto processes = EngineProcesses::start(name, entrant->start, folder);
+    if (!processes) {
+      report.absent = processes.error().message();
       return;
     }
-    report.version = (*crew)->version();
+    report.version = (*processes)->version();
     Runner& runner = *runners_.emplace_back(std::make_unique<Runner>());
     runner.entrant = std::move(*entrant);
-    runner.crew = std::move(*crew);
+    runner.processes = std::move(*processes);
     runner.report = &report;
     if (name != "wire") return;
     runner.settings.assign(std::begin(kCallBytes), std::end(kCallBytes));
@@ -157,14 +157,14 @@ class Harness {
   // Asks one engine once; microseconds of one collective. An engine that fails is out from now on.
   std::optional<double> ask(Series& series, uint32_t warmups, uint32_t iterations, bool check) {
     Runner& runner = *series.runner;
-    if (!runner.crew) return std::nullopt;
+    if (!runner.processes) return std::nullopt;
     Request request{options_.collective, options_.type, options_.op,   count_, warmups,
                     iterations,          check,         series.setting};
-    auto answer = runner.crew->measure(request);
+    auto answer = runner.processes->measure(request);
     if (!answer) {
       runner.report->absent =
           text("at %s: %s", format_bytes({bytes_}).c_str(), answer.error().message().c_str());
-      runner.crew.reset();
+      runner.processes.reset();
       return std::nullopt;
     }
     if (check) series.wrong = series.wrong.value_or(0) + answer->wrong;
@@ -191,7 +191,7 @@ class Harness {
     std::vector<Series> all;
     for (auto& runner : runners_)
       for (uint64_t setting : runner->settings)
-        if (runner->crew) all.push_back({runner.get(), setting, 1, {}, std::nullopt});
+        if (runner->processes) all.push_back({runner.get(), setting, 1, {}, std::nullopt});
     for (Series& series : all) calibrate(series);
     for (uint32_t repeat = 0; repeat < options_.repeats; ++repeat)
       for (size_t i = 0; i < all.size(); ++i) {
@@ -210,7 +210,7 @@ class Harness {
       if (series.runner == &runner && !series.times_us.empty() &&
           (best == nullptr || quantile(series.times_us, 0.5) < quantile(best->times_us, 0.5)))
         best = &series;
-    if (best == nullptr || !runner.crew) return;
+    if (best == nullptr || !runner.processes) return;
     Row row;
     row.engine = runner.entrant.name;
     row.transport = runner.entrant.transport;

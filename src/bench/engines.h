@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "crew.h"
+#include "engine_processes.h"
 #include "weft/bench.h"
 
 namespace weft::bench {

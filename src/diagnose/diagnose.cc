@@ -1,17 +1,17 @@
 #include "weft/diagnose.h"
 
+#include "activity.h"
 #include "findings.h"
-#include "seen.h"
 
 namespace weft::diagnose {
 namespace {
 
 // Why no cause can be looked for, if so.
-const char* reason_to_stop(const graph::Graph& graph, const Seen& seen) {
+const char* reason_to_stop(const graph::Graph& graph, const Activity& activity) {
   if (graph.ranks < 2) return "one rank: nothing is communicated, so no cause is looked for";
   if (graph.operations.empty())
     return "nothing was communicated in this run, so no cause is looked for";
-  if (seen.counted.size() < 2)
+  if (activity.counted.size() < 2)
     return "one iteration is too little to tell a cause from chance: record at least four";
   return nullptr;
 }
@@ -31,21 +31,21 @@ Result<Diagnosis> diagnose(const graph::Graph& graph, const replay::Replayer& re
   out.remarks = graph.remarks;
   out.fidelity_error_percent = replayer.fidelity().error_percent;
   graph::Predecessors predecessors(graph);
-  Seen seen = see(graph, predecessors);
-  share_path(graph, predecessors, seen, out);
-  measure_overlap(graph, seen, out);
-  detail_tensors(graph, replayer.recorded_plan(), seen, out);
-  detail_lanes(graph, seen, out);
-  if (const char* reason = reason_to_stop(graph, seen)) {
+  Activity activity = activity_of(graph, predecessors);
+  share_path(graph, predecessors, activity, out);
+  measure_overlap(graph, activity, out);
+  detail_tensors(graph, replayer.recorded_plan(), activity, out);
+  detail_lanes(graph, activity, out);
+  if (const char* reason = reason_to_stop(graph, activity)) {
     out.remarks.emplace_back(reason);
     return out;
   }
-  auto judge = Judge::make(graph, replayer);
-  if (!judge) {
-    out.remarks.push_back("no cause can be judged: " + judge.error().message());
+  auto gains = GainEstimator::make(graph, replayer);
+  if (!gains) {
+    out.remarks.push_back("no cause can be judged: " + gains.error().message());
     return out;
   }
-  find_causes(graph, seen, *judge, out);
+  find_causes(graph, activity, *gains, out);
   return out;
 }
 

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "judge.h"
+#include "gain_estimator.h"
 
 namespace weft::diagnose {
 namespace {
@@ -408,7 +408,7 @@ TEST(Diagnose, without_a_probe_it_says_what_cannot_be_judged) {
 }
 
 // What is supposed about compute is compared with the recorded run, hosts and all.
-TEST(Judge, other_compute_is_judged_with_the_ranks_on_their_hosts) {
+TEST(Gains, other_compute_is_judged_with_the_ranks_on_their_hosts) {
   Job job;
   job.ranks = 8;
   job.plan = preset("ddp");
@@ -416,11 +416,11 @@ TEST(Judge, other_compute_is_judged_with_the_ranks_on_their_hosts) {
   job.host_of = {0, 0, 0, 0, 1, 1, 1, 1};
   Recorded run = run_of(job, costs_of(true));
   EXPECT_EQ(run.graph.host_of, job.host_of);
-  auto judge = Judge::make(run.graph, run.replayer);
-  ASSERT_TRUE(judge.ok()) << judge.error().message();
-  auto same = judge->of_compute(run.graph.iterations);
+  auto gains = GainEstimator::make(run.graph, run.replayer);
+  ASSERT_TRUE(gains.ok()) << gains.error().message();
+  auto same = gains->of_compute(run.graph.iterations);
   ASSERT_TRUE(same.ok()) << same.error().message();
-  EXPECT_EQ(same->iteration_ns, judge->recorded_ns());
+  EXPECT_EQ(same->iteration_ns, gains->recorded_ns());
 }
 
 TEST(Diagnose, lanes_that_the_probe_did_not_cover_are_not_promised) {

@@ -34,12 +34,13 @@ std::string percent(double value) { return text("%.1f %%", value); }
 
 class Search {
  public:
-  Search(const graph::Graph& graph, const Seen& seen, const Judge& judge, Diagnosis& out)
+  Search(const graph::Graph& graph, const Activity& activity, const GainEstimator& gains,
+         Diagnosis& out)
       : graph_(graph),
-        seen_(seen),
-        judge_(judge),
-        plan_(judge.replayer().recorded_plan()),
-        costs_(judge.replayer().costs()),
+        activity_(activity),
+        gains_(gains),
+        plan_(gains.replayer().recorded_plan()),
+        costs_(gains.replayer().costs()),
         out_(out) {}
 
   void run() {
@@ -92,7 +93,7 @@ class Search {
     finding.gain_percent = verdict.gain_percent;
     finding.low = std::max(0.0, verdict.low);
     finding.high = verdict.high;
-    if (judge_.is_sure(verdict)) {
+    if (gains_.is_sure(verdict)) {
       out_.findings.push_back(std::move(finding));
       return;
     }
@@ -116,7 +117,7 @@ class Search {
     const plan::Plan* chosen = nullptr;
     for (const plan::Plan& variant : variants) {
       if (variant == plan_) continue;
-      auto verdict = judge_.of_plan(variant);
+      auto verdict = gains_.of_plan(variant);
       if (!verdict) {
         cannot_judge(finding.name, verdict.error());
         continue;
@@ -129,7 +130,7 @@ class Search {
     std::string changed = changes(*chosen);
     finding.evidence.push_back(text("replayed with %s: %s an iteration instead of %s",
                                     changed.c_str(), time(best->iteration_ns).c_str(),
-                                    time(judge_.recorded_ns()).c_str()));
+                                    time(gains_.recorded_ns()).c_str()));
     if (finding.remedy.empty()) finding.remedy = "Change " + changed + ".";
     settle(std::move(finding), *best, changed);
   }
@@ -208,7 +209,7 @@ class Search {
              percent(path("transfer").percent).c_str(), 100 * shorter)};
     finding.remedy = "Look at that connection's path: loss, a slow port, another user.";
     double gone = shorter * path("transfer").percent / 100;
-    settle(std::move(finding), judge_.of_time(judge_.recorded_ns() * (1 - gone), false),
+    settle(std::move(finding), gains_.of_time(gains_.recorded_ns() * (1 - gone), false),
            text("lane %u at the pace of the others", lane.lane));
   }
 
@@ -221,22 +222,22 @@ class Search {
 
   // ---- devices and hosts ---------------------------------------------------------------------
 
-  double others(uint32_t rank, double RankSeen::*field) const {
+  double others(uint32_t rank, double RankActivity::*field) const {
     std::vector<double> values;
-    for (uint32_t r = 0; r < seen_.ranks.size(); ++r)
-      if (r != rank) values.push_back(seen_.ranks[r].*field);
+    for (uint32_t r = 0; r < activity_.ranks.size(); ++r)
+      if (r != rank) values.push_back(activity_.ranks[r].*field);
     return median(values);
   }
 
   // Slowest first.
   std::vector<uint32_t> slow_ranks() const {
     std::vector<uint32_t> out;
-    for (uint32_t r = 0; r < seen_.ranks.size(); ++r) {
-      double typical = others(r, &RankSeen::compute_ns);
-      if (typical > 0 && seen_.ranks[r].compute_ns > kSlowRank * typical) out.push_back(r);
+    for (uint32_t r = 0; r < activity_.ranks.size(); ++r) {
+      double typical = others(r, &RankActivity::compute_ns);
+      if (typical > 0 && activity_.ranks[r].compute_ns > kSlowRank * typical) out.push_back(r);
     }
     std::stable_sort(out.begin(), out.end(), [&](uint32_t a, uint32_t b) {
-      return seen_.ranks[a].compute_ns > seen_.ranks[b].compute_ns;
+      return activity_.ranks[a].compute_ns > activity_.ranks[b].compute_ns;
     });
     return out;
   }
@@ -245,15 +246,15 @@ class Search {
   // and a rank behind a slower one shows only once that one is healed.
   void stragglers() {
     std::vector<uint32_t> slow = slow_ranks();
-    double before_ns = judge_.recorded_ns();
+    double before_ns = gains_.recorded_ns();
     for (size_t first = 0, end = 0; first < slow.size(); first = end) {
-      while (end < slow.size() &&
-             seen_.ranks[slow[end]].compute_ns >= kEqualRanks * seen_.ranks[slow[first]].compute_ns)
+      while (end < slow.size() && activity_.ranks[slow[end]].compute_ns >=
+                                      kEqualRanks * activity_.ranks[slow[first]].compute_ns)
         ++end;
       auto verdict = healed({slow.begin(), slow.begin() + static_cast<ptrdiff_t>(end)}, slow);
       if (!verdict) return cannot_judge("straggler", verdict.error());
       double step_ns = before_ns - verdict->iteration_ns;
-      Verdict own = judge_.of_time(judge_.recorded_ns() - step_ns, true);
+      Verdict own = gains_.of_time(gains_.recorded_ns() - step_ns, true);
       for (size_t i = first; i < end; ++i) straggler(slow, first, end, i, own);
       before_ns = verdict->iteration_ns;
     }
@@ -263,14 +264,14 @@ class Search {
     if (slow.size() == 1) {
       replay::WhatIf what_if;
       what_if.healed = Rank{ranks.front()};
-      return judge_.of(what_if);
+      return gains_.of(what_if);
     }
     std::vector<graph::Iteration> iterations = graph_.iterations;
     for (graph::Iteration& iteration : iterations) {
       std::vector<graph::LayerTimes> sound = sound_layers(iteration, slow);
       for (uint32_t rank : ranks) iteration.layers[rank] = sound;
     }
-    return judge_.of_compute(std::move(iterations));
+    return gains_.of_compute(std::move(iterations));
   }
 
   // Each layer as on the median of the ranks that are not slow.
@@ -294,8 +295,8 @@ class Search {
   void straggler(const std::vector<uint32_t>& slow, size_t first, size_t end, size_t at,
                  const Verdict& verdict) {
     uint32_t rank = slow[at];
-    const RankSeen& own = seen_.ranks[rank];
-    double typical = others(rank, &RankSeen::compute_ns);
+    const RankActivity& own = activity_.ranks[rank];
+    double typical = others(rank, &RankActivity::compute_ns);
     Finding finding;
     finding.name = "straggler";
     finding.rank = rank;
@@ -306,7 +307,7 @@ class Search {
         text("rank %u computes %s an iteration, the median of the others %s", rank,
              time(own.compute_ns).c_str(), time(typical).c_str()),
         text("its device waits %s an iteration for gradients, the others' %s",
-             time(own.waiting_ns).c_str(), time(others(rank, &RankSeen::waiting_ns)).c_str()),
+             time(own.waiting_ns).c_str(), time(others(rank, &RankActivity::waiting_ns)).c_str()),
         text("the critical path waits %s an iteration for it", time(own.waited_for_ns).c_str())};
     if (end - first > 1)
       finding.evidence.push_back("the gain is that of healing all ranks that are as slow: " +
@@ -327,14 +328,14 @@ class Search {
 
   void host_gaps() {
     double gaps = 0;
-    for (const RankSeen& own : seen_.ranks) gaps = std::max(gaps, own.gaps_ns);
-    if (gaps < kGapsWorthPercent / 100 * judge_.recorded_ns()) return;
+    for (const RankActivity& own : activity_.ranks) gaps = std::max(gaps, own.gaps_ns);
+    if (gaps < kGapsWorthPercent / 100 * gains_.recorded_ns()) return;
     std::vector<graph::Iteration> iterations = graph_.iterations;
     for (graph::Iteration& iteration : iterations)
       for (std::vector<graph::LayerTimes>& layers : iteration.layers)
         for (graph::LayerTimes& layer : layers)
           layer.gap_before_forward_ns = layer.gap_before_backward_ns = 0;
-    auto verdict = judge_.of_compute(std::move(iterations));
+    auto verdict = gains_.of_compute(std::move(iterations));
     if (!verdict) return cannot_judge("host_gaps", verdict.error());
     Finding finding;
     finding.name = "host_gaps";
@@ -396,13 +397,13 @@ class Search {
     Finding small;
     small.name = "bucket_too_small";
     small.title = text("Gradients travel in %.0f operations an iteration: too many small ones.",
-                       seen_.operations);
+                       activity_.operations);
     small.evidence = {operations_said(), text("%s of the critical path is agreeing on the order",
                                               percent(path("control").percent).c_str())};
     Finding large = small;
     large.name = "bucket_too_large";
     large.title = text("Gradients travel in %.0f operations an iteration: too few large ones.",
-                       seen_.operations);
+                       activity_.operations);
     large.evidence = {operations_said(),
                       text("%s of the critical path is waiting behind other tensors",
                            percent(path("queue").percent).c_str())};
@@ -411,9 +412,9 @@ class Search {
   }
 
   std::string operations_said() const {
-    double bytes = judge_.replayer().gradient_bytes();
+    double bytes = gains_.replayer().gradient_bytes();
     return text("%s of gradients in operations of %s on average", size(bytes).c_str(),
-                size(seen_.operations > 0 ? bytes / seen_.operations : 0).c_str());
+                size(activity_.operations > 0 ? bytes / activity_.operations : 0).c_str());
   }
 
   void order() {
@@ -470,7 +471,7 @@ class Search {
     auto bound = [&](const char* name, bool replay::WhatIf::*wish) {
       replay::WhatIf what_if;
       what_if.*wish = true;
-      auto verdict = judge_.of(what_if);
+      auto verdict = gains_.of(what_if);
       if (!verdict) return cannot_judge(name, verdict.error());
       out_.bounds.push_back({name, verdict->iteration_ns, verdict->gain_percent});
     };
@@ -480,8 +481,8 @@ class Search {
   }
 
   const graph::Graph& graph_;
-  const Seen& seen_;
-  const Judge& judge_;
+  const Activity& activity_;
+  const GainEstimator& gains_;
   const plan::Plan& plan_;
   const cost::Costs& costs_;
   Diagnosis& out_;
@@ -489,8 +490,9 @@ class Search {
 
 }  // namespace
 
-void find_causes(const graph::Graph& graph, const Seen& seen, const Judge& judge, Diagnosis& out) {
-  Search(graph, seen, judge, out).run();
+void find_causes(const graph::Graph& graph, const Activity& activity, const GainEstimator& gains,
+                 Diagnosis& out) {
+  Search(graph, activity, gains, out).run();
 }
 
 }  // namespace weft::diagnose

@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <map>
 
-#include "seen.h"
+#include "activity.h"
 
 namespace weft::diagnose {
 namespace {
@@ -64,7 +64,7 @@ void extend(std::optional<Span>& span, const Span& by) {
   span->end_ns = std::max(span->end_ns, by.end_ns);
 }
 
-Travels travels(const graph::Graph& graph, const Cargo& cargo, const Seen& seen,
+Travels travels(const graph::Graph& graph, const Cargo& cargo, const Activity& activity,
                 const std::vector<const graph::Operation*>& operations) {
   Travels out;
   for (const graph::Operation* operation : operations) {
@@ -74,8 +74,9 @@ Travels travels(const graph::Graph& graph, const Cargo& cargo, const Seen& seen,
       Travel& travel = out[tensor];
       travel.on_rank.resize(graph.ranks);
       for (uint32_t r = 0; r < graph.ranks; ++r) {
-        auto found = seen.ranks[r].operations.find(operation->number);
-        if (found != seen.ranks[r].operations.end()) extend(travel.on_rank[r], found->second.span);
+        auto found = activity.ranks[r].operations.find(operation->number);
+        if (found != activity.ranks[r].operations.end())
+          extend(travel.on_rank[r], found->second.span);
       }
     }
   }
@@ -103,7 +104,7 @@ Journey journey_of(const Travel& travel) {
   return out;
 }
 
-// A layer's tensors seen as one: ready with the first of them, on the way until the last.
+// A layer's tensors looked at as one: ready with the first of them, on the way until the last.
 void merge(const Travel& from, Travel& into) {
   into.on_rank.resize(std::max(into.on_rank.size(), from.on_rank.size()));
   for (size_t r = 0; r < from.on_rank.size(); ++r)
@@ -128,22 +129,22 @@ void add_travels(const graph::Graph& graph, const Travels& all, double iteration
 }
 
 // One iteration at a time, because tensors times ranks times iterations may be many.
-void add_all_travels(const graph::Graph& graph, const Cargo& cargo, const Seen& seen,
+void add_all_travels(const graph::Graph& graph, const Cargo& cargo, const Activity& activity,
                      Diagnosis& out) {
   std::map<uint32_t, std::vector<const graph::Operation*>> operations;
   for (const graph::Operation& operation : graph.operations)
-    if (seen.counts(operation.iteration)) operations[operation.iteration].push_back(&operation);
+    if (activity.counts(operation.iteration)) operations[operation.iteration].push_back(&operation);
   std::map<uint32_t, std::vector<const Node*>> sums;
   for (const Node& node : graph.nodes)
-    if (node.type == NodeType::sum && seen.counts(node.iteration))
+    if (node.type == NodeType::sum && activity.counts(node.iteration))
       sums[node.iteration].push_back(&node);
   for (const auto& [iteration, list] : operations) {
-    Travels all = travels(graph, cargo, seen, list);
+    Travels all = travels(graph, cargo, activity, list);
     for (const Node* sum : sums[iteration]) {
       auto found = all.find(sum->subject);
       if (found != all.end()) found->second.ready_ns = sum->start_ns;
     }
-    add_travels(graph, all, static_cast<double>(seen.counted.size()), out);
+    add_travels(graph, all, static_cast<double>(activity.counted.size()), out);
   }
 }
 
@@ -162,9 +163,9 @@ const graph::Operation* find(const graph::Graph& graph, uint32_t number) {
 
 }  // namespace
 
-void detail_tensors(const graph::Graph& graph, const plan::Plan& plan, const Seen& seen,
+void detail_tensors(const graph::Graph& graph, const plan::Plan& plan, const Activity& activity,
                     Diagnosis& out) {
-  double each = static_cast<double>(seen.counted.size()) * graph.ranks;
+  double each = static_cast<double>(activity.counted.size()) * graph.ranks;
   for (const trace::Layer& layer : graph.model.layers) out.layers.push_back({.name = layer.name});
   for (const trace::Tensor& tensor : graph.model.tensors) {
     double bytes = static_cast<double>(tensor.bytes);
@@ -178,9 +179,9 @@ void detail_tensors(const graph::Graph& graph, const plan::Plan& plan, const See
                                      static_cast<double>(layers[l].backward_ns) +
                                      static_cast<double>(layers[l].update_ns)) /
                                     each;
-  for (const RankSeen& own : seen.ranks)
+  for (const RankActivity& own : activity.ranks)
     for (const Wait& wait : own.waits) {
-      if (!seen.counts(wait.iteration) || wait.tensor >= out.tensors.size()) continue;
+      if (!activity.counts(wait.iteration) || wait.tensor >= out.tensors.size()) continue;
       double ns = wait.span.length() / each;
       out.tensors[wait.tensor].waited_ns += ns;
       uint32_t layer = graph.model.tensors[wait.tensor].produced_by;
@@ -193,20 +194,20 @@ void detail_tensors(const graph::Graph& graph, const plan::Plan& plan, const See
                           cargo.error().message());
     return;
   }
-  add_all_travels(graph, *cargo, seen, out);
+  add_all_travels(graph, *cargo, activity, out);
 }
 
-void detail_lanes(const graph::Graph& graph, const Seen& seen, Diagnosis& out) {
+void detail_lanes(const graph::Graph& graph, const Activity& activity, Diagnosis& out) {
   // A message's own size is not in the graph; those of an operation are about alike. Together they
   // are what a ring sends, with all algorithms that do not send more for fewer steps.
   std::map<uint32_t, uint64_t> messages;  // by operation
-  for (const RankSeen& own : seen.ranks)
+  for (const RankActivity& own : activity.ranks)
     for (const auto& [number, operation] : own.operations) messages[number] += operation.sends;
   std::map<std::tuple<uint16_t, uint16_t, uint16_t>, Carried> lanes;  // rank, lane, peer
   for (const graph::Edge& edge : graph.recorded) {
     const Node &send = graph.nodes[edge.from], &receive = graph.nodes[edge.to];
     if (send.type != NodeType::send || receive.type != NodeType::receive) continue;
-    if (send.rank >= graph.ranks || send.lane == graph::kNoLane || !seen.counts(send.iteration))
+    if (send.rank >= graph.ranks || send.lane == graph::kNoLane || !activity.counts(send.iteration))
       continue;
     Carried& carried = lanes[{send.rank, send.lane, receive.rank}];
     carried.busy.push_back({send.start_ns, receive.end_ns()});

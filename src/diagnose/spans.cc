@@ -27,7 +27,7 @@ std::vector<Span> within(const std::vector<Span>& spans, Span window) {
   return out;
 }
 
-std::vector<Span> both(const std::vector<Span>& a, const std::vector<Span>& b) {
+std::vector<Span> intersection(const std::vector<Span>& a, const std::vector<Span>& b) {
   std::vector<Span> out;
   for (size_t i = 0, j = 0; i < a.size() && j < b.size();) {
     Span common = {std::max(a[i].start_ns, b[j].start_ns), std::min(a[i].end_ns, b[j].end_ns)};

@@ -22,7 +22,7 @@ struct Span {
 std::vector<Span> united(std::vector<Span> spans);
 // What of a united set lies in `window`.
 std::vector<Span> within(const std::vector<Span>& spans, Span window);
-std::vector<Span> both(const std::vector<Span>& a, const std::vector<Span>& b);
+std::vector<Span> intersection(const std::vector<Span>& a, const std::vector<Span>& b);
 double length(const std::vector<Span>& spans);
 
 }  // namespace weft::diagnose

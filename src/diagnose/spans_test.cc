@@ -23,10 +23,10 @@ TEST(Spans, within_cuts_at_both_ends) {
   EXPECT_THAT(within(spans, {10, 20}), IsEmpty());
 }
 
-TEST(Spans, both_is_what_two_sets_share) {
-  EXPECT_THAT(both({{0, 10}, {20, 30}}, {{5, 25}, {29, 40}}),
+TEST(Spans, the_intersection_is_what_two_sets_share) {
+  EXPECT_THAT(intersection({{0, 10}, {20, 30}}, {{5, 25}, {29, 40}}),
               ElementsAre(Span{5, 10}, Span{20, 25}, Span{29, 30}));
-  EXPECT_THAT(both({{0, 10}}, {}), IsEmpty());
+  EXPECT_THAT(intersection({{0, 10}}, {}), IsEmpty());
 }
 
 TEST(Spans, the_longest_span_has_a_length) {

@@ -16,7 +16,7 @@
 #include <thread>
 
 #include "process.h"
-#include "shape.h"
+#include "shaper.h"
 
 namespace weft::lab {
 namespace {
@@ -31,7 +31,7 @@ struct Host {
 
 // Makes a host's namespaces from a thread of its own, which ends in them: the process and its
 // other threads stay where they are.
-Result<Host> make_host(const ClusterSpec& spec, const Shape& shape, uint32_t index) {
+Result<Host> make_host(const ClusterSpec& spec, const ShaperSettings& settings, uint32_t index) {
   Result<Host> result = error(Code::io, "not made");
   std::thread([&] {
     Host host;
@@ -46,7 +46,7 @@ Result<Host> make_host(const ClusterSpec& spec, const Shape& shape, uint32_t ind
       result = io_error(errno, "naming %s", name.c_str());
       return;
     }
-    for (const auto& [key, value] : sysctls(spec, shape)) {
+    for (const auto& [key, value] : sysctls(spec, settings)) {
       std::string path = "/proc/sys/" + key;
       std::replace(path.begin() + 10, path.end(), '.', '/');
       Fd fd(open(path.c_str(), O_WRONLY | O_CLOEXEC));
@@ -169,10 +169,10 @@ Result<Cluster> Cluster::create(const ClusterSpec& spec, const Isolation& isolat
     state->facts.emplace_back("lab.lost", isolation.lost);
     return Cluster(std::move(state));
   }
-  const Shape shape = shape_of(spec);
+  const ShaperSettings settings = shaper_settings(spec);
   std::vector<int> networks;
   for (uint32_t i = 0; i < spec.hosts; ++i) {
-    WEFT_ASSIGN(Host host, make_host(spec, shape, i));
+    WEFT_ASSIGN(Host host, make_host(spec, settings, i));
     networks.push_back(host.network.get());
     state->hosts.push_back(std::move(host));
   }
@@ -183,13 +183,13 @@ Result<Cluster> Cluster::create(const ClusterSpec& spec, const Isolation& isolat
         open(text("/proc/sys/net/bridge/bridge-nf-call-%s", name).c_str(), O_WRONLY | O_CLOEXEC));
     [[maybe_unused]] const ssize_t ignored = setting ? write(setting.get(), "0", 1) : 0;
   }
-  WEFT_TRY(batch("ip", bridge_commands(shape, networks), {{}, networks, false}, "the bridge"));
-  const std::string egress = egress_commands(shape);
+  WEFT_TRY(batch("ip", bridge_commands(settings, networks), {{}, networks, false}, "the bridge"));
+  const std::string egress = egress_commands(settings);
   for (uint32_t i = 0; i < spec.hosts; ++i) {
-    WEFT_TRY(batch("ip", address_commands(shape, i), state->place(i), host_name(i)));
+    WEFT_TRY(batch("ip", address_commands(settings, i), state->place(i), host_name(i)));
     WEFT_TRY(batch("tc", egress, state->place(i), host_name(i)));
   }
-  WEFT_TRY(batch("tc", ingress_commands(shape), {}, "the bridge"));
+  WEFT_TRY(batch("tc", ingress_commands(settings), {}, "the bridge"));
   if (Result<void> covered = cover_hosts_file(hosts_file(spec.hosts)); !covered)
     WEFT_LOG(lab, warn, "hosts do not know each other's names: %s",
              covered.error().message().c_str());
@@ -197,17 +197,17 @@ Result<Cluster> Cluster::create(const ClusterSpec& spec, const Isolation& isolat
   const auto fact = [&](const char* name, std::string value) {
     state->facts.emplace_back(name, std::move(value));
   };
-  fact("lab.mtu", std::to_string(shape.mtu));
-  fact("lab.link_bits_per_s", text("%.0f", shape.link_bits_per_s));
-  fact("lab.flow_bits_per_s", text("%.0f", shape.flow_bits_per_s));
-  fact("lab.flow_classes", std::to_string(shape.flow_classes));
-  fact("lab.gso_max_bytes", std::to_string(shape.gso_bytes));
-  fact("lab.link_burst_bytes", std::to_string(shape.link_burst_bytes));
-  fact("lab.flow_burst_bytes", std::to_string(shape.flow_burst_bytes));
-  fact("lab.port_burst_bytes", std::to_string(shape.port_burst_bytes));
-  fact("lab.port_queue_bytes", std::to_string(shape.port_queue_bytes));
-  fact("lab.send_queue_packets", std::to_string(shape.send_queue_packets));
-  for (const auto& [key, value] : sysctls(spec, shape)) fact(key.c_str(), value);
+  fact("lab.mtu", std::to_string(settings.mtu));
+  fact("lab.link_bits_per_s", text("%.0f", settings.link_bits_per_s));
+  fact("lab.flow_bits_per_s", text("%.0f", settings.flow_bits_per_s));
+  fact("lab.flow_classes", std::to_string(settings.flow_classes));
+  fact("lab.gso_max_bytes", std::to_string(settings.gso_bytes));
+  fact("lab.link_burst_bytes", std::to_string(settings.link_burst_bytes));
+  fact("lab.flow_burst_bytes", std::to_string(settings.flow_burst_bytes));
+  fact("lab.port_burst_bytes", std::to_string(settings.port_burst_bytes));
+  fact("lab.port_queue_bytes", std::to_string(settings.port_queue_bytes));
+  fact("lab.send_queue_packets", std::to_string(settings.send_queue_packets));
+  for (const auto& [key, value] : sysctls(spec, settings)) fact(key.c_str(), value);
   return Cluster(std::move(state));
 }
 

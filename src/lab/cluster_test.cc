@@ -16,7 +16,7 @@
 #include <set>
 #include <sstream>
 
-#include "shape.h"
+#include "shaper.h"
 #include "soundness.h"
 
 namespace weft::lab {
@@ -273,8 +273,8 @@ std::vector<uint8_t> packet(uint16_t type, uint8_t protocol, uint16_t from, uint
   return bytes;
 }
 
-TEST(Shape, LanesOfAPairNeverShareAClass) {
-  const uint32_t classes = shape_of({.hosts = 4, .link_bits_per_s = 1e9}).flow_classes;
+TEST(ShaperSettings, LanesOfAPairNeverShareAClass) {
+  const uint32_t classes = shaper_settings({.hosts = 4, .link_bits_per_s = 1e9}).flow_classes;
   for (const bool accepting : {false, true}) {
     std::set<uint32_t> seen;
     for (uint16_t lane = 0; lane < 64; ++lane) {
@@ -290,15 +290,15 @@ TEST(Shape, LanesOfAPairNeverShareAClass) {
   }
 }
 
-TEST(Shape, WhatIsNoFlowGoesToTheDefaultClass) {
+TEST(ShaperSettings, WhatIsNoFlowGoesToTheDefaultClass) {
   EXPECT_EQ(run_filter(1024, packet(0x806, 6, 1, 2)), 0u);   // ARP
   EXPECT_EQ(run_filter(1024, packet(0x800, 17, 1, 2)), 0u);  // UDP
   EXPECT_EQ(run_filter(1024, packet(0x800, 1, 1, 2)), 0u);   // ICMP
 }
 
-TEST(Shape, EveryClassOfTheFilterExists) {
-  const std::string lines =
-      egress_commands(shape_of({.hosts = 4, .link_bits_per_s = 1.25e9, .flow_bits_per_s = 250e6}));
+TEST(ShaperSettings, EveryClassOfTheFilterExists) {
+  const std::string lines = egress_commands(
+      shaper_settings({.hosts = 4, .link_bits_per_s = 1.25e9, .flow_bits_per_s = 250e6}));
   EXPECT_NE(lines.find("classid 1:400 htb"), std::string::npos);
   EXPECT_NE(lines.find("classid 1:7ff htb"), std::string::npos);
   EXPECT_NE(lines.find("ceil 250000000bit"), std::string::npos);

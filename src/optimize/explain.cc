@@ -74,14 +74,14 @@ std::string flows(const Space& space) {
 }
 
 std::string why(const std::string& path, const Plan& chosen, double chosen_ns, const Space& space,
-                Judge& judge) {
+                PlanTimer& timer) {
   std::string facts = pass_of(path) == "lanes" ? flows(space) : "";
-  auto other = judge.time_of(undone(path, chosen, space.recorded));
+  auto other = timer.time_of(undone(path, chosen, space.recorded));
   if (!other || !(chosen_ns > 0)) return "undone alone it cannot be replayed" + facts;
   double slower = *other / chosen_ns - 1;
   if (slower > kGain)
     return text("undone alone, an iteration takes %.1f %% longer: %.1f instead of %.1f ms",
-                slower * 100, judge.target_ms(*other), judge.target_ms(chosen_ns)) +
+                slower * 100, timer.target_ms(*other), timer.target_ms(chosen_ns)) +
            facts;
   std::string reason = reason_of_tie(path, chosen, space) + facts;
   if (slower < -kGain)
@@ -93,7 +93,7 @@ std::string why(const std::string& path, const Plan& chosen, double chosen_ns, c
 }  // namespace
 
 std::vector<Decision> explain(const Plan& chosen, double chosen_ns, const Space& space,
-                              Judge& judge) {
+                              PlanTimer& timer) {
   Plan before = space.recorded;
   before.name = chosen.name;
   before.comment = chosen.comment;
@@ -109,7 +109,7 @@ std::vector<Decision> explain(const Plan& chosen, double chosen_ns, const Space&
       if (std::exchange(said_algorithms, true)) continue;
       decision = {"/algorithm", algorithms(before), algorithms(chosen), ""};
     }
-    decision.why = why(decision.field, chosen, chosen_ns, space, judge);
+    decision.why = why(decision.field, chosen, chosen_ns, space, timer);
     out.push_back(std::move(decision));
   }
   return out;

@@ -34,30 +34,30 @@ Plan signed_by_optimizer(Plan plan, const replay::Replayer& replayer, const Opti
   return plan;
 }
 
-Result<replay::Prediction> with_interval(Judge& judge, const Plan& plan) {
+Result<replay::Prediction> with_interval(PlanTimer& timer, const Plan& plan) {
   replay::Question question;
   question.plan = plan;
-  question.cluster = judge.cluster();
-  return judge.predict(question);
+  question.cluster = timer.cluster();
+  return timer.predict(question);
 }
 
 // "Communication is free": what is left to gain.
-double bound_of(Judge& judge, const Plan& plan) {
+double bound_of(PlanTimer& timer, const Plan& plan) {
   replay::Question question;
   question.plan = plan;
-  question.cluster = judge.cluster();
+  question.cluster = timer.cluster();
   question.what_if.free_communication = true;
   question.interval = false;
-  auto answer = judge.predict(question);
+  auto answer = timer.predict(question);
   return answer ? answer->iteration_ns : 0;
 }
 
-void remark(const replay::Replayer& replayer, const Judge& judge, const Space& space,
+void remark(const replay::Replayer& replayer, const PlanTimer& timer, const Space& space,
             Optimized& out) {
-  if (judge.refused() > 0)
+  if (timer.refused() > 0)
     out.remarks.push_back(text("%llu plans were left out because they cannot be replayed: %s",
-                               static_cast<unsigned long long>(judge.refused()),
-                               judge.first_refusal().c_str()));
+                               static_cast<unsigned long long>(timer.refused()),
+                               timer.first_refusal().c_str()));
   if (replayer.fidelity().unknown)
     out.remarks.push_back("how well the recorded plan replays is unknown: " +
                           replayer.fidelity().unknown->message());
@@ -76,15 +76,15 @@ void remark(const replay::Replayer& replayer, const Judge& judge, const Space& s
 Result<Optimized> optimize(const replay::Replayer& replayer, const Options& options) {
   Nanos start = monotonic_clock().now();
   WEFT_ASSIGN(Space space, make_space(replayer, options));
-  Judge judge(replayer, options.cluster);
+  PlanTimer timer(replayer, options.cluster);
   Optimized out;
-  WEFT_ASSIGN(out.before, with_interval(judge, space.recorded));
-  auto recorded_ns = judge.time_of(space.recorded);
-  if (!recorded_ns) return error(Code::unsupported, "%s", judge.first_refusal().c_str());
-  out.bound_ns = bound_of(judge, space.recorded);
+  WEFT_ASSIGN(out.before, with_interval(timer, space.recorded));
+  auto recorded_ns = timer.time_of(space.recorded);
+  if (!recorded_ns) return error(Code::unsupported, "%s", timer.first_refusal().c_str());
+  out.bound_ns = bound_of(timer, space.recorded);
   out.floor_ns = floor_of(replayer, options.cluster);
 
-  Search search(judge, space, options, std::max(out.bound_ns, out.floor_ns));
+  Search search(timer, space, options, std::max(out.bound_ns, out.floor_ns));
   Candidate best = search.run(*recorded_ns);
   out.finished = search.finished();
   out.passes = search.passes();
@@ -95,10 +95,10 @@ Result<Optimized> optimize(const replay::Replayer& replayer, const Options& opti
     out.plan = signed_by_optimizer(best.plan, replayer, options, space);
     WEFT_TRY(plan::validate(out.plan));
     WEFT_TRY(schedule::supported(out.plan));
-    WEFT_ASSIGN(out.after, with_interval(judge, out.plan));
+    WEFT_ASSIGN(out.after, with_interval(timer, out.plan));
   }
   if (out.after.iteration_ns > 0 && out.after.iteration_ns < out.before.iteration_ns) {
-    out.decisions = explain(out.plan, best.ns, space, judge);
+    out.decisions = explain(out.plan, best.ns, space, timer);
   } else {
     out.plan = space.recorded;
     out.after = out.before;
@@ -107,9 +107,9 @@ Result<Optimized> optimize(const replay::Replayer& replayer, const Options& opti
              "is within its error",
              std::max(gain, 0.0) * 100, least * 100));
   }
-  remark(replayer, judge, space, out);
-  out.replays = judge.replays();
-  out.replay_seconds = judge.seconds();
+  remark(replayer, timer, space, out);
+  out.replays = timer.replays();
+  out.replay_seconds = timer.seconds();
   out.seconds = (monotonic_clock().now() - start).seconds();
   return out;
 }

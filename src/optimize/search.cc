@@ -30,8 +30,8 @@ double in_seconds(Nanos since) { return (monotonic_clock().now() - since).second
 
 }  // namespace
 
-Search::Search(Judge& judge, const Space& space, const Options& options, double bound_ns)
-    : judge_(judge),
+Search::Search(PlanTimer& timer, const Space& space, const Options& options, double bound_ns)
+    : timer_(timer),
       space_(space),
       options_(options),
       bound_ns_(bound_ns),
@@ -49,7 +49,7 @@ bool Search::spent(double share) {
 // Nothing when the plan cannot be replayed or the budget is spent.
 std::optional<double> Search::time_of(const Plan& plan) {
   if (spent(share_)) return std::nullopt;
-  return judge_.time_of(plan);
+  return timer_.time_of(plan);
 }
 
 // With an Rng, boundaries are touched at random; otherwise where a device waited.
@@ -64,7 +64,7 @@ std::vector<Plan> Search::edits_of(const std::string& pass, const Plan& plan, Rn
     touched.push_back(rng->below(groups.size()));
   } else {
     std::map<std::string, double> waited;
-    std::vector<double> by_tensor = judge_.waited_ns(plan);
+    std::vector<double> by_tensor = timer_.waited_ns(plan);
     for (size_t t = 0; t < by_tensor.size(); ++t) waited[space_.tensors[t].name] = by_tensor[t];
     std::vector<std::pair<double, size_t>> by_group;  // most waited for first
     for (size_t g = 0; g < groups.size(); ++g) {
@@ -257,8 +257,8 @@ void Search::take_margins(Candidate& now) {
 
 void Search::say(const char* what, double ns) const {
   if (!options_.progress) return;
-  options_.progress(text("%s: %.2f ms by replay, %llu replays, %.1f s", what, judge_.target_ms(ns),
-                         static_cast<unsigned long long>(judge_.replays()), in_seconds(start_)));
+  options_.progress(text("%s: %.2f ms by replay, %llu replays, %.1f s", what, timer_.target_ms(ns),
+                         static_cast<unsigned long long>(timer_.replays()), in_seconds(start_)));
 }
 
 }  // namespace weft::optimize

@@ -4,7 +4,7 @@
 
 #include <functional>
 
-#include "judge.h"
+#include "plan_timer.h"
 #include "space.h"
 
 namespace weft::optimize {
@@ -27,7 +27,7 @@ struct Candidate {
 class Search {
  public:
   // `deadline` is on the monotonic clock; `bound_ns` is what no plan passes, 0 when unknown.
-  Search(Judge& judge, const Space& space, const Options& options, double bound_ns);
+  Search(PlanTimer& timer, const Space& space, const Options& options, double bound_ns);
 
   // From the recorded plan, which takes `recorded_ns`, to the best one. Never worse than it.
   Candidate run(double recorded_ns);
@@ -52,7 +52,7 @@ class Search {
 
   void say(const char* what, double ns) const;
 
-  Judge& judge_;
+  PlanTimer& timer_;
   const Space& space_;
   const Options& options_;
   double bound_ns_;

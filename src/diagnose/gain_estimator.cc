@@ -1,4 +1,4 @@
-#include "judge.h"
+#include "gain_estimator.h"
 
 #include <algorithm>
 #include <cmath>
@@ -13,8 +13,9 @@ constexpr double kLeastGainPercent = 1;
 
 }  // namespace
 
-Result<Judge> Judge::make(const graph::Graph& graph, const replay::Replayer& replayer) {
-  Judge out;
+Result<GainEstimator> GainEstimator::make(const graph::Graph& graph,
+                                          const replay::Replayer& replayer) {
+  GainEstimator out;
   out.graph_ = &graph;
   out.replayer_ = &replayer;
   // How sure a gain is follows from it.
@@ -37,7 +38,7 @@ Result<Judge> Judge::make(const graph::Graph& graph, const replay::Replayer& rep
   return out;
 }
 
-Verdict Judge::of_time(double iteration_ns, bool same_plan) const {
+Verdict GainEstimator::of_time(double iteration_ns, bool same_plan) const {
   Verdict out;
   out.iteration_ns = iteration_ns;
   double left = iteration_ns / recorded_ns_;
@@ -49,7 +50,7 @@ Verdict Judge::of_time(double iteration_ns, bool same_plan) const {
   return out;
 }
 
-Result<Verdict> Judge::of_plan(const plan::Plan& plan) const {
+Result<Verdict> GainEstimator::of_plan(const plan::Plan& plan) const {
   replay::Question question;
   question.plan = plan;
   question.iterations = kIterations;
@@ -58,7 +59,7 @@ Result<Verdict> Judge::of_plan(const plan::Plan& plan) const {
   return of_time(answer.iteration_ns, false);
 }
 
-Result<Verdict> Judge::of(const replay::WhatIf& what_if) const {
+Result<Verdict> GainEstimator::of(const replay::WhatIf& what_if) const {
   replay::Question question;
   question.what_if = what_if;
   question.iterations = kIterations;
@@ -67,7 +68,7 @@ Result<Verdict> Judge::of(const replay::WhatIf& what_if) const {
   return of_time(answer.iteration_ns, true);
 }
 
-Result<Verdict> Judge::of_compute(std::vector<graph::Iteration> iterations) const {
+Result<Verdict> GainEstimator::of_compute(std::vector<graph::Iteration> iterations) const {
   auto first = static_cast<ptrdiff_t>(graph_->first_counted());
   iterations.erase(iterations.begin(), iterations.begin() + first);
   replay::Replayer edited = replayer_->with_compute(std::move(iterations));
@@ -78,7 +79,7 @@ Result<Verdict> Judge::of_compute(std::vector<graph::Iteration> iterations) cons
   return of_time(answer.iteration_ns, true);
 }
 
-double Judge::least_gain_percent() const {
+double GainEstimator::least_gain_percent() const {
   return std::max(std::abs(replayer_->fidelity().error_percent), kLeastGainPercent);
 }
 

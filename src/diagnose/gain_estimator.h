@@ -11,10 +11,10 @@ struct Verdict {
   double low = 0, high = 0;
 };
 
-class Judge {
+class GainEstimator {
  public:
   // Replays the recorded plan, which everything is compared with. Fails as predict() does.
-  static Result<Judge> make(const graph::Graph& graph, const replay::Replayer& replayer);
+  static Result<GainEstimator> make(const graph::Graph& graph, const replay::Replayer& replayer);
 
   Result<Verdict> of_plan(const plan::Plan& plan) const;
   Result<Verdict> of(const replay::WhatIf& what_if) const;

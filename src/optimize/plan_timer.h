@@ -10,9 +10,9 @@
 
 namespace weft::optimize {
 
-class Judge {
+class PlanTimer {
  public:
-  Judge(const replay::Replayer& replayer, const replay::Cluster& cluster)
+  PlanTimer(const replay::Replayer& replayer, const replay::Cluster& cluster)
       : replayer_(replayer), cluster_(cluster) {}
 
   // Wall nanoseconds of one iteration; nothing when that cannot be replayed. Asked twice, a plan

@@ -1,4 +1,4 @@
-// What the records of a run say, before anything is supposed.
+// What each rank did and when, by the records of a run, before anything is supposed.
 #pragma once
 
 #include <unordered_map>
@@ -22,7 +22,7 @@ struct Wait {
   uint32_t iteration = 0;
 };
 
-struct RankSeen {
+struct RankActivity {
   std::vector<Span> compute;                               // united
   std::vector<Span> communication;                         // united
   std::unordered_map<uint32_t, OperationSpan> operations;  // by number
@@ -33,25 +33,25 @@ struct RankSeen {
   double gaps_ns = 0;        // of that: the host was late
 };
 
-struct Seen {
-  std::vector<RankSeen> ranks;
+struct Activity {
+  std::vector<RankActivity> ranks;
   std::vector<uint32_t> counted;  // numbers of the iterations that count, ascending
   double operations = 0;          // of an iteration
   bool counts(uint32_t iteration) const;
 };
 
 // REQUIRES: !graph.iterations.empty().
-Seen see(const graph::Graph& graph, const graph::Predecessors& predecessors);
+Activity activity_of(const graph::Graph& graph, const graph::Predecessors& predecessors);
 
 // The parts of the critical path, all kinds. Also fills `waited_for_ns`.
-void share_path(const graph::Graph& graph, const graph::Predecessors& predecessors, Seen& seen,
-                Diagnosis& out);
+void share_path(const graph::Graph& graph, const graph::Predecessors& predecessors,
+                Activity& activity, Diagnosis& out);
 // Communication, and how much of it compute hid.
-void measure_overlap(const graph::Graph& graph, const Seen& seen, Diagnosis& out);
+void measure_overlap(const graph::Graph& graph, const Activity& activity, Diagnosis& out);
 
 // By layer and tensor, by lane (parts.cc).
-void detail_tensors(const graph::Graph& graph, const plan::Plan& plan, const Seen& seen,
+void detail_tensors(const graph::Graph& graph, const plan::Plan& plan, const Activity& activity,
                     Diagnosis& out);
-void detail_lanes(const graph::Graph& graph, const Seen& seen, Diagnosis& out);
+void detail_lanes(const graph::Graph& graph, const Activity& activity, Diagnosis& out);
 
 }  // namespace weft::diagnose

@@ -1,6 +1,6 @@
-// crew: the processes of one engine, started once and asked many times.
+// engine_processes: those of one engine, started once and asked many times.
 //
-// While it is not asked, a crew takes no processor time: its ranks wait in read(). An engine that
+// While they are not asked, they take no processor time: the ranks wait in read(). An engine that
 // would not rest even then (Horovod's background threads talk all the time) is stopped by signals
 // between requests.
 #pragma once
@@ -25,15 +25,15 @@ struct Start {
   bool restless = false;  // must be stopped while idle
 };
 
-class Crew {
+class EngineProcesses {
  public:
   // Starts all and waits until every rank has said hello. `folder` is for the socket and for what
   // the processes print. Fails with the last words of the process that failed.
-  static Result<std::unique_ptr<Crew>> start(const std::string& name, const Start& start,
-                                             const std::string& folder);
-  ~Crew();
-  Crew(const Crew&) = delete;
-  Crew& operator=(const Crew&) = delete;
+  static Result<std::unique_ptr<EngineProcesses>> start(const std::string& name, const Start& start,
+                                                        const std::string& folder);
+  ~EngineProcesses();
+  EngineProcesses(const EngineProcesses&) = delete;
+  EngineProcesses& operator=(const EngineProcesses&) = delete;
 
   const std::string& version() const { return version_; }
 
@@ -42,7 +42,8 @@ class Crew {
   Result<Answer> measure(const Request& request);
 
  private:
-  Crew(std::string name, std::string folder) : name_(std::move(name)), folder_(std::move(folder)) {}
+  EngineProcesses(std::string name, std::string folder)
+      : name_(std::move(name)), folder_(std::move(folder)) {}
   Result<void> greet(int listener, uint32_t ranks, Nanos deadline);
   Result<void> start_line(const Start::Line& line, size_t index);
   // The exit of a process that should not have ended, if one did.

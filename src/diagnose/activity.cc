@@ -1,4 +1,4 @@
-#include "seen.h"
+#include "activity.h"
 
 #include <algorithm>
 #include <array>
@@ -13,7 +13,7 @@ bool is_compute(NodeType type) {
   return type == NodeType::forward || type == NodeType::backward || type == NodeType::update;
 }
 
-void add_operation(const Node& node, RankSeen& own) {
+void add_operation(const Node& node, RankActivity& own) {
   auto [at, made] =
       own.operations.try_emplace(node.subject, OperationSpan{{node.start_ns, node.end_ns()}, 0});
   Span& span = at->second.span;
@@ -25,7 +25,7 @@ void add_operation(const Node& node, RankSeen& own) {
 // Before `index` the device stood still since `free_ns`. Each tensor that it waited for has the
 // time since the one before it was done.
 void add_waits(const graph::Graph& graph, const graph::Predecessors& predecessors, uint32_t index,
-               int64_t free_ns, RankSeen& own) {
+               int64_t free_ns, RankActivity& own) {
   std::vector<const Node*> causes;
   for (graph::Predecessors::In in : predecessors.of(index)) {
     const Node& cause = graph.nodes[in.from];
@@ -42,12 +42,13 @@ void add_waits(const graph::Graph& graph, const graph::Predecessors& predecessor
   }
 }
 
-void collect_nodes(const graph::Graph& graph, const graph::Predecessors& predecessors, Seen& seen) {
+void collect_nodes(const graph::Graph& graph, const graph::Predecessors& predecessors,
+                   Activity& activity) {
   std::vector<std::optional<int64_t>> free_ns(graph.ranks);
   for (uint32_t n = 0; n < graph.nodes.size(); ++n) {
     const Node& node = graph.nodes[n];
     if (node.rank >= graph.ranks) continue;
-    RankSeen& own = seen.ranks[node.rank];
+    RankActivity& own = activity.ranks[node.rank];
     if (is_compute(node.type)) {
       std::optional<int64_t>& free = free_ns[node.rank];
       if (free && *free < node.start_ns) add_waits(graph, predecessors, n, *free, own);
@@ -58,7 +59,7 @@ void collect_nodes(const graph::Graph& graph, const graph::Predecessors& predece
       add_operation(node, own);
     }
   }
-  for (RankSeen& own : seen.ranks) {
+  for (RankActivity& own : activity.ranks) {
     own.compute = united(std::move(own.compute));
     for (const auto& [number, operation] : own.operations)
       own.communication.push_back(operation.span);
@@ -66,7 +67,7 @@ void collect_nodes(const graph::Graph& graph, const graph::Predecessors& predece
   }
 }
 
-void collect_compute(const graph::Graph& graph, Seen& seen) {
+void collect_compute(const graph::Graph& graph, Activity& activity) {
   for (uint32_t r = 0; r < graph.ranks; ++r) {
     std::vector<double> busy, late;
     for (size_t i = graph.first_counted(); i < graph.iterations.size(); ++i) {
@@ -81,8 +82,8 @@ void collect_compute(const graph::Graph& graph, Seen& seen) {
       busy.push_back(work + gaps);
       late.push_back(gaps);
     }
-    seen.ranks[r].compute_ns = quantile(busy, 0.5);
-    seen.ranks[r].gaps_ns = quantile(late, 0.5);
+    activity.ranks[r].compute_ns = quantile(busy, 0.5);
+    activity.ranks[r].gaps_ns = quantile(late, 0.5);
   }
 }
 
@@ -92,35 +93,35 @@ Span window_of(const graph::Graph& graph, size_t iteration, uint32_t rank) {
 
 }  // namespace
 
-bool Seen::counts(uint32_t iteration) const {
+bool Activity::counts(uint32_t iteration) const {
   return std::binary_search(counted.begin(), counted.end(), iteration);
 }
 
-Seen see(const graph::Graph& graph, const graph::Predecessors& predecessors) {
-  Seen seen;
-  seen.ranks.resize(graph.ranks);
+Activity activity_of(const graph::Graph& graph, const graph::Predecessors& predecessors) {
+  Activity activity;
+  activity.ranks.resize(graph.ranks);
   for (size_t i = graph.first_counted(); i < graph.iterations.size(); ++i)
-    seen.counted.push_back(graph.iterations[i].number);
-  std::sort(seen.counted.begin(), seen.counted.end());
-  collect_nodes(graph, predecessors, seen);
-  collect_compute(graph, seen);
-  double iterations = static_cast<double>(seen.counted.size());
-  for (RankSeen& own : seen.ranks)
+    activity.counted.push_back(graph.iterations[i].number);
+  std::sort(activity.counted.begin(), activity.counted.end());
+  collect_nodes(graph, predecessors, activity);
+  collect_compute(graph, activity);
+  double iterations = static_cast<double>(activity.counted.size());
+  for (RankActivity& own : activity.ranks)
     for (const Wait& wait : own.waits)
-      if (seen.counts(wait.iteration)) own.waiting_ns += wait.span.length() / iterations;
+      if (activity.counts(wait.iteration)) own.waiting_ns += wait.span.length() / iterations;
   for (const graph::Operation& operation : graph.operations)
-    if (seen.counts(operation.iteration)) seen.operations += 1 / iterations;
-  return seen;
+    if (activity.counts(operation.iteration)) activity.operations += 1 / iterations;
+  return activity;
 }
 
-void share_path(const graph::Graph& graph, const graph::Predecessors& predecessors, Seen& seen,
-                Diagnosis& out) {
+void share_path(const graph::Graph& graph, const graph::Predecessors& predecessors,
+                Activity& activity, Diagnosis& out) {
   constexpr std::array kAll = {graph::Spent::compute,       graph::Spent::transfer,
                                graph::Spent::wait_for_rank, graph::Spent::queue,
                                graph::Spent::control,       graph::Spent::host};
   for (graph::Spent spent : kAll) out.path.push_back({graph::name_of(spent), 0, 0});
   if (graph.nodes.empty()) return;
-  double iterations = static_cast<double>(seen.counted.size());
+  double iterations = static_cast<double>(activity.counted.size());
   for (size_t i = graph.first_counted(); i < graph.iterations.size(); ++i)
     for (const graph::Stretch& stretch : graph::critical_path(graph, predecessors, i)) {
       double ns = Span{stretch.start_ns, stretch.end_ns}.length() / iterations;
@@ -130,16 +131,16 @@ void share_path(const graph::Graph& graph, const graph::Predecessors& predecesso
       out.path[kind].ns += ns;
       out.iteration_ns += ns;
       if (stretch.spent == graph::Spent::wait_for_rank && stretch.rank < graph.ranks)
-        seen.ranks[stretch.rank].waited_for_ns += ns;
+        activity.ranks[stretch.rank].waited_for_ns += ns;
     }
   for (Share& share : out.path)
     share.percent = out.iteration_ns > 0 ? 100 * share.ns / out.iteration_ns : 0;
 }
 
-void measure_overlap(const graph::Graph& graph, const Seen& seen, Diagnosis& out) {
-  double windows = static_cast<double>(seen.counted.size()) * graph.ranks;
+void measure_overlap(const graph::Graph& graph, const Activity& activity, Diagnosis& out) {
+  double windows = static_cast<double>(activity.counted.size()) * graph.ranks;
   for (uint32_t r = 0; r < graph.ranks; ++r) {
-    const RankSeen& own = seen.ranks[r];
+    const RankActivity& own = activity.ranks[r];
     std::vector<Span> waiting;
     for (const Wait& wait : own.waits) waiting.push_back(wait.span);
     waiting = united(std::move(waiting));
@@ -149,9 +150,9 @@ void measure_overlap(const graph::Graph& graph, const Seen& seen, Diagnosis& out
       std::vector<Span> compute = within(own.compute, window);
       double moved = length(communication);
       out.communication_ns += moved / windows;
-      out.overlapped_ns += length(both(communication, compute)) / windows;
+      out.overlapped_ns += length(intersection(communication, compute)) / windows;
       out.overlap_possible_ns += std::min(moved, length(compute)) / windows;
-      out.exposed_ns += length(both(communication, within(waiting, window))) / windows;
+      out.exposed_ns += length(intersection(communication, within(waiting, window))) / windows;
     }
   }
 }

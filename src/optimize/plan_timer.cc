@@ -1,4 +1,4 @@
-#include "judge.h"
+#include "plan_timer.h"
 
 namespace weft::optimize {
 namespace {
@@ -8,7 +8,7 @@ constexpr uint32_t kIterations = 4;
 
 }  // namespace
 
-Result<replay::Prediction> Judge::predict(const replay::Question& question) {
+Result<replay::Prediction> PlanTimer::predict(const replay::Question& question) {
   Nanos start = monotonic_clock().now();
   auto answer = replayer_.predict(question);
   seconds_ += (monotonic_clock().now() - start).seconds();
@@ -16,7 +16,7 @@ Result<replay::Prediction> Judge::predict(const replay::Question& question) {
   return answer;
 }
 
-std::optional<double> Judge::time_of(const plan::Plan& plan) {
+std::optional<double> PlanTimer::time_of(const plan::Plan& plan) {
   std::string hash = plan::hash(plan);
   auto found = known_.find(hash);
   if (found != known_.end()) return found->second;
@@ -37,7 +37,7 @@ std::optional<double> Judge::time_of(const plan::Plan& plan) {
   return time;
 }
 
-std::vector<double> Judge::waited_ns(const plan::Plan& plan) {
+std::vector<double> PlanTimer::waited_ns(const plan::Plan& plan) {
   std::vector<double> waited(replayer_.model().tensors.size(), 0);
   replay::Question question;
   question.plan = plan;

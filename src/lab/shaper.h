@@ -1,4 +1,4 @@
-// shape: what is said to ip, tc and the kernel's switches to make a cluster. Text only, so that a
+// shaper: what is said to ip, tc and the kernel's switches to make a cluster. Text only, so that a
 // test can read it.
 #pragma once
 
@@ -13,7 +13,7 @@
 namespace weft::lab {
 
 // The numbers behind a ClusterSpec.
-struct Shape {
+struct ShaperSettings {
   uint32_t hosts = 0;
   uint32_t mtu = 0;
   double link_bits_per_s = 0;     // 0: not shaped
@@ -28,7 +28,7 @@ struct Shape {
   uint32_t send_queue_packets = 0;  // the same at the sender, for each flow
 };
 
-Shape shape_of(const ClusterSpec& spec);
+ShaperSettings shaper_settings(const ClusterSpec& spec);
 
 std::string host_address(uint32_t host);
 std::string host_name(uint32_t host);
@@ -36,18 +36,18 @@ std::string hosts_file(uint32_t hosts);
 
 // For `ip -batch -` outside the hosts: the bridge and a pair a host, whose far end goes into the
 // network namespace behind descriptor `namespaces[host]`.
-std::string bridge_commands(const Shape& shape, const std::vector<int>& namespaces);
+std::string bridge_commands(const ShaperSettings& settings, const std::vector<int>& namespaces);
 // For `ip -batch -` inside a host.
-std::string address_commands(const Shape& shape, uint32_t host);
+std::string address_commands(const ShaperSettings& settings, uint32_t host);
 // For `tc -batch -` inside a host: what it sends.
-std::string egress_commands(const Shape& shape);
+std::string egress_commands(const ShaperSettings& settings);
 // For `tc -batch -` outside: what each host receives.
-std::string ingress_commands(const Shape& shape);
+std::string ingress_commands(const ShaperSettings& settings);
 // The classic BPF program that chooses a flow's class, as tc reads it.
 std::string flow_filter(uint32_t classes);
 
 // Names below /proc/sys and what they are set to, in each host.
 std::vector<std::pair<std::string, std::string>> sysctls(const ClusterSpec& spec,
-                                                         const Shape& shape);
+                                                         const ShaperSettings& settings);
 
 }  // namespace weft::lab

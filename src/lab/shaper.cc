@@ -1,4 +1,4 @@
-#include "shape.h"
+#include "shaper.h"
 
 #include <algorithm>
 #include <cmath>
@@ -32,30 +32,30 @@ uint64_t bits(double bits_per_s) { return static_cast<uint64_t>(std::llround(bit
 
 }  // namespace
 
-Shape shape_of(const ClusterSpec& spec) {
-  Shape shape;
-  shape.hosts = spec.hosts;
-  shape.mtu = spec.mtu;
-  shape.link_bits_per_s = spec.link_bits_per_s;
+ShaperSettings shaper_settings(const ClusterSpec& spec) {
+  ShaperSettings settings;
+  settings.hosts = spec.hosts;
+  settings.mtu = spec.mtu;
+  settings.link_bits_per_s = spec.link_bits_per_s;
   const bool capped = spec.flow_bits_per_s > 0 && spec.flow_bits_per_s < spec.link_bits_per_s;
-  shape.flow_bits_per_s = capped ? spec.flow_bits_per_s : 0;
+  settings.flow_bits_per_s = capped ? spec.flow_bits_per_s : 0;
   // Without a cap the classes still give each flow its fair share of the link.
-  shape.flow_classes = spec.hosts <= kHostsWithManyClasses ? kManyClasses : kFewClasses;
+  settings.flow_classes = spec.hosts <= kHostsWithManyClasses ? kManyClasses : kFewClasses;
   const double packet = spec.hosts * spec.link_bits_per_s / 8 * kPacketSeconds;
-  shape.gso_bytes = static_cast<uint32_t>(std::clamp(
+  settings.gso_bytes = static_cast<uint32_t>(std::clamp(
       packet > 0 ? packet : kPacketMax, 2.0 * spec.mtu, std::max(kPacketMax, 2.0 * spec.mtu)));
   const double flow = capped ? spec.flow_bits_per_s : spec.link_bits_per_s;
   // One packet, or a millisecond where that is more: less and a fast flow waits for its own sender.
-  shape.flow_queue_bytes = std::max(shape.gso_bytes, static_cast<uint32_t>(flow * 1e-3 / 8));
-  shape.link_burst_bytes =
+  settings.flow_queue_bytes = std::max(settings.gso_bytes, static_cast<uint32_t>(flow * 1e-3 / 8));
+  settings.link_burst_bytes =
       std::max<uint64_t>(spec.mtu, static_cast<uint64_t>(spec.link_bits_per_s * kBurstSeconds / 8));
-  shape.flow_burst_bytes =
+  settings.flow_burst_bytes =
       std::max<uint64_t>(spec.mtu, static_cast<uint64_t>(flow * kBurstSeconds / 8));
-  shape.port_burst_bytes = std::max<uint64_t>(
+  settings.port_burst_bytes = std::max<uint64_t>(
       spec.mtu, static_cast<uint64_t>(spec.link_bits_per_s * kPortBurstSeconds / 8));
-  shape.port_queue_bytes = 1 << 20;
-  shape.send_queue_packets = 1000;
-  return shape;
+  settings.port_queue_bytes = 1 << 20;
+  settings.send_queue_packets = 1000;
+  return settings;
 }
 
 std::string host_address(uint32_t host) { return text("10.77.0.%u", host + 1); }
@@ -69,26 +69,26 @@ std::string hosts_file(uint32_t hosts) {
   return content;
 }
 
-std::string bridge_commands(const Shape& shape, const std::vector<int>& namespaces) {
+std::string bridge_commands(const ShaperSettings& settings, const std::vector<int>& namespaces) {
   std::string lines = "link add br0 type bridge mcast_snooping 0\n";
-  lines += text("link set br0 mtu %u up\n", shape.mtu);
-  for (uint32_t host = 0; host < shape.hosts; ++host) {
+  lines += text("link set br0 mtu %u up\n", settings.mtu);
+  for (uint32_t host = 0; host < settings.hosts; ++host) {
     lines += text("link add port%u type veth peer name eth0 netns /proc/self/fd/%d\n", host,
                   namespaces[host]);
     lines += text("link set port%u mtu %u txqueuelen %u gso_max_size %u master br0 up\n", host,
-                  shape.mtu, shape.send_queue_packets, shape.gso_bytes);
+                  settings.mtu, settings.send_queue_packets, settings.gso_bytes);
   }
   return lines;
 }
 
-std::string address_commands(const Shape& shape, uint32_t host) {
+std::string address_commands(const ShaperSettings& settings, uint32_t host) {
   std::string lines = "link set lo up\n";
   lines +=
       text("link set eth0 address 02:77:00:00:00:%02x mtu %u txqueuelen %u gso_max_size %u up\n",
-           host + 1, shape.mtu, shape.send_queue_packets, shape.gso_bytes);
+           host + 1, settings.mtu, settings.send_queue_packets, settings.gso_bytes);
   lines += text("addr add %s/24 dev eth0\n", host_address(host).c_str());
   // Neighbours are known from the start: no first message waits for ARP.
-  for (uint32_t other = 0; other < shape.hosts; ++other) {
+  for (uint32_t other = 0; other < settings.hosts; ++other) {
     if (other == host) continue;
     lines += text("neigh add %s lladdr 02:77:00:00:00:%02x dev eth0 nud permanent\n",
                   host_address(other).c_str(), other + 1);
@@ -111,51 +111,53 @@ std::string flow_filter(uint32_t classes) {
       classes - 1, 0x10000 + classes);
 }
 
-std::string egress_commands(const Shape& shape) {
-  if (shape.link_bits_per_s <= 0) return "";
-  const unsigned long long link = bits(shape.link_bits_per_s);
-  const unsigned long long flow = shape.flow_bits_per_s > 0 ? bits(shape.flow_bits_per_s) : link;
-  const unsigned long long share = std::max<unsigned long long>(link / shape.flow_classes, 1000);
-  const unsigned long long link_burst = shape.link_burst_bytes;
-  const unsigned long long flow_burst = shape.flow_burst_bytes;
+std::string egress_commands(const ShaperSettings& settings) {
+  if (settings.link_bits_per_s <= 0) return "";
+  const unsigned long long link = bits(settings.link_bits_per_s);
+  const unsigned long long flow =
+      settings.flow_bits_per_s > 0 ? bits(settings.flow_bits_per_s) : link;
+  const unsigned long long share = std::max<unsigned long long>(link / settings.flow_classes, 1000);
+  const unsigned long long link_burst = settings.link_burst_bytes;
+  const unsigned long long flow_burst = settings.flow_burst_bytes;
   std::string lines = text("qdisc add dev eth0 root handle 1: htb default %x\n", kOtherClass);
   lines += text(
       "class add dev eth0 parent 1: classid 1:%x htb rate %llubit ceil %llubit "
       "burst %llub cburst %llub quantum %u\n",
-      kLinkClass, link, link, link_burst, link_burst, shape.gso_bytes);
+      kLinkClass, link, link, link_burst, link_burst, settings.gso_bytes);
   lines += text(
       "class add dev eth0 parent 1:%x classid 1:%x htb rate %llubit ceil %llubit "
       "burst %ub cburst %llub quantum %u\n",
-      kLinkClass, kOtherClass, share, link, shape.mtu, link_burst, shape.gso_bytes);
-  for (uint32_t i = 0; i < shape.flow_classes; ++i)
+      kLinkClass, kOtherClass, share, link, settings.mtu, link_burst, settings.gso_bytes);
+  for (uint32_t i = 0; i < settings.flow_classes; ++i)
     lines += text(
         "class add dev eth0 parent 1:%x classid 1:%x htb rate %llubit ceil %llubit "
         "burst %ub cburst %llub quantum %u\n",
-        kLinkClass, shape.flow_classes + i, share, flow, shape.mtu, flow_burst, shape.gso_bytes);
+        kLinkClass, settings.flow_classes + i, share, flow, settings.mtu, flow_burst,
+        settings.gso_bytes);
   lines += text("filter add dev eth0 parent 1: prio 1 bpf bytecode '%s'\n",
-                flow_filter(shape.flow_classes).c_str());
+                flow_filter(settings.flow_classes).c_str());
   return lines;
 }
 
-std::string ingress_commands(const Shape& shape) {
-  if (shape.link_bits_per_s <= 0) return "";
-  const unsigned long long link = bits(shape.link_bits_per_s);
-  const unsigned long long burst = shape.port_burst_bytes;
+std::string ingress_commands(const ShaperSettings& settings) {
+  if (settings.link_bits_per_s <= 0) return "";
+  const unsigned long long link = bits(settings.link_bits_per_s);
+  const unsigned long long burst = settings.port_burst_bytes;
   std::string lines;
-  for (uint32_t host = 0; host < shape.hosts; ++host) {
+  for (uint32_t host = 0; host < settings.hosts; ++host) {
     lines += text("qdisc add dev port%u root handle 1: htb default %x\n", host, kLinkClass);
     lines += text(
         "class add dev port%u parent 1: classid 1:%x htb rate %llubit ceil %llubit "
         "burst %llub cburst %llub quantum %u\n",
-        host, kLinkClass, link, link, burst, burst, shape.gso_bytes);
+        host, kLinkClass, link, link, burst, burst, settings.gso_bytes);
     lines += text("qdisc add dev port%u parent 1:%x bfifo limit %llu\n", host, kLinkClass,
-                  static_cast<unsigned long long>(shape.port_queue_bytes));
+                  static_cast<unsigned long long>(settings.port_queue_bytes));
   }
   return lines;
 }
 
 std::vector<std::pair<std::string, std::string>> sysctls(const ClusterSpec& spec,
-                                                         const Shape& shape) {
+                                                         const ShaperSettings& settings) {
   return {
       {"net.ipv4.tcp_congestion_control", spec.congestion_control},
       // A lane that waited for the next iteration starts at the rate it had.
@@ -165,7 +167,7 @@ std::vector<std::pair<std::string, std::string>> sysctls(const ClusterSpec& spec
       // What a flow may have waiting in the host's own queue before TCP holds back: with one packet
       // there is always another one queued (TCP lets a second through), and a message that is
       // written now gets out within a few milliseconds although 16 flows share the link.
-      {"net.ipv4.tcp_limit_output_bytes", std::to_string(shape.flow_queue_bytes)},
+      {"net.ipv4.tcp_limit_output_bytes", std::to_string(settings.flow_queue_bytes)},
       // No address of its own making, and none of its traffic.
       {"net.ipv6.conf.all.disable_ipv6", "1"},
       {"net.ipv6.conf.default.disable_ipv6", "1"},

@@ -1,4 +1,4 @@
-#include "crew.h"
+#include "engine_processes.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -58,26 +58,27 @@ Result<Fd> listen_at(const std::string& path) {
 
 }  // namespace
 
-Result<std::unique_ptr<Crew>> Crew::start(const std::string& name, const Start& start,
-                                          const std::string& folder) {
-  std::unique_ptr<Crew> crew(new Crew(name, folder));
-  crew->restless_ = start.restless;
+Result<std::unique_ptr<EngineProcesses>> EngineProcesses::start(const std::string& name,
+                                                                const Start& start,
+                                                                const std::string& folder) {
+  std::unique_ptr<EngineProcesses> processes(new EngineProcesses(name, folder));
+  processes->restless_ = start.restless;
   const std::string path = folder + "/" + name + ".socket";
   WEFT_ASSIGN(Fd listener, listen_at(path));
   for (size_t i = 0; i < start.lines.size(); ++i) {
     Start::Line line = start.lines[i];
     line.environment.push_back(std::string(kControlVariable) + "=" + path);
-    WEFT_TRY(crew->start_line(line, i));
+    WEFT_TRY(processes->start_line(line, i));
   }
-  WEFT_TRY(crew->greet(listener.get(), start.ranks, monotonic_clock().now() + kStartPatience));
-  if (crew->restless_) {
-    crew->signal_ranks(SIGSTOP);
-    crew->stopped_ = true;
+  WEFT_TRY(processes->greet(listener.get(), start.ranks, monotonic_clock().now() + kStartPatience));
+  if (processes->restless_) {
+    processes->signal_ranks(SIGSTOP);
+    processes->stopped_ = true;
   }
-  return crew;
+  return processes;
 }
 
-Result<void> Crew::start_line(const Start::Line& line, size_t index) {
+Result<void> EngineProcesses::start_line(const Start::Line& line, size_t index) {
   std::vector<std::string> arguments = line.argv, environment = merged(line.environment);
   std::vector<char*> argv = pointers(arguments), envp = pointers(environment);
   const std::string log = text("%s/%s-%zu.log", folder_.c_str(), name_.c_str(), index);
@@ -102,7 +103,7 @@ Result<void> Crew::start_line(const Start::Line& line, size_t index) {
   return {};
 }
 
-Result<void> Crew::greet(int listener, uint32_t ranks, Nanos deadline) {
+Result<void> EngineProcesses::greet(int listener, uint32_t ranks, Nanos deadline) {
   ranks_.resize(ranks);
   rank_pids_.resize(ranks);
   for (uint32_t greeted = 0; greeted < ranks;) {
@@ -130,7 +131,7 @@ Result<void> Crew::greet(int listener, uint32_t ranks, Nanos deadline) {
   return {};
 }
 
-std::string Crew::last_words() const {
+std::string EngineProcesses::last_words() const {
   for (size_t i = 0; i < processes_.size(); ++i) {
     auto said = read_file(text("%s/%s-%zu.log", folder_.c_str(), name_.c_str(), i), mib(4));
     if (!said) continue;
@@ -147,7 +148,7 @@ std::string Crew::last_words() const {
   return "";
 }
 
-std::optional<Error> Crew::ended() {
+std::optional<Error> EngineProcesses::ended() {
   for (int& pid : processes_) {
     int status = 0;
     if (pid <= 0 || ::waitpid(pid, &status, WNOHANG) != pid) continue;
@@ -160,12 +161,12 @@ std::optional<Error> Crew::ended() {
   return std::nullopt;
 }
 
-void Crew::signal_ranks(int signal) const {
+void EngineProcesses::signal_ranks(int signal) const {
   for (int pid : rank_pids_)
     if (pid > 0) ::kill(pid, signal);
 }
 
-Result<Answer> Crew::measure(const Request& request) {
+Result<Answer> EngineProcesses::measure(const Request& request) {
   if (stopped_) {
     signal_ranks(SIGCONT);
     stopped_ = false;
@@ -213,7 +214,7 @@ Result<Answer> Crew::measure(const Request& request) {
   return slowest;
 }
 
-Crew::~Crew() {
+EngineProcesses::~EngineProcesses() {
   if (stopped_) signal_ranks(SIGCONT);
   for (auto& rank : ranks_) rank.reset();  // the end of the stream is the end of the worker
   const Nanos deadline = monotonic_clock().now() + kEndPatience;
