@@ -1,9 +1,10 @@
 // api: all that a C++ program includes to be a rank of a job.
 //
-//   auto job = weft::api::join();                       // rank, size and meeting point:
-//   environment if (!job) return complain(job.error()); weft::Group& group = (*job)->group(); if
-//   (auto done = group.all_reduce(data); !done) return complain(done.error()); if (auto left =
-//   (*job)->leave(); !left) return complain(left.error());
+//   auto job = weft::api::join();  // rank, size and meeting point: from the environment
+//   if (!job) return complain(job.error());
+//   weft::Group& group = (*job)->group();
+//   if (auto done = group.all_reduce(data); !done) return complain(done.error());
+//   if (auto left = (*job)->leave(); !left) return complain(left.error());
 //
 // The environment says who this process is and how it works; an option given here wins over it.
 // docs/api.md has the tables.

@@ -11,8 +11,8 @@
 //                                                      ▼
 //                                  one common order of operations, told to all ranks
 //                                                      │
-//   each rank:  Steps of a Program (which chunk may go) ──► Dispatch (most urgent first) ──► any
-//   lane with room
+//                                                      ▼
+//   each rank: Steps of a Program (which chunk may go) ──► Dispatch (most urgent) ──► any free lane
 //
 // Sizes are elements (fp32) of the job as it runs. Threads: one at a time per object.
 #pragma once
