@@ -10,11 +10,31 @@
 #include <thread>
 #include <vector>
 
+#include "handles.h"
 #include "plain_test.h"
+
+namespace weft::c {
+
+// A struct as a later header may have it: the last two members were not in the first version.
+struct Grown {
+  size_t struct_size;
+  uint32_t first;
+  const char* second_version;
+  uint64_t third_version;
+};
+
+template <>
+inline constexpr size_t kFirstSize<Grown> = first_size<Grown>(offsetof(Grown, first),
+                                                              sizeof(Grown::first));
+
+}  // namespace weft::c
 
 namespace {
 
 using testing::HasSubstr;
+using weft::c::copied;
+using weft::c::Grown;
+using weft::c::kFirstSize;
 
 // A group of one, whatever the environment of the test.
 class Alone : public testing::Test {
@@ -142,6 +162,46 @@ TEST(Versions, a_struct_of_another_size_is_refused_or_understood) {
   later.unknown = 0;
   EXPECT_EQ(weft_join(&later.known, &group), WEFT_OK) << weft_last_error();
   weft_free(group);
+}
+
+TEST(Versions, an_older_and_smaller_struct_is_understood) {
+  const Grown full = {sizeof(Grown), 7, "said", 9};
+  auto with_size = [&](size_t size) {
+    Grown given = full;
+    given.struct_size = size;
+    // What lies behind an older caller's struct is not its own: nobody may look there.
+    std::vector<unsigned char> memory(size);
+    std::memcpy(memory.data(), &given, std::min(size, sizeof given));
+    return copied(reinterpret_cast<const Grown*>(memory.data()), "grown");
+  };
+  auto first = with_size(offsetof(Grown, second_version));
+  ASSERT_TRUE(first.ok()) << first.error().message();
+  EXPECT_EQ(first->first, 7u);
+  EXPECT_EQ(first->second_version, nullptr);
+  EXPECT_EQ(first->third_version, 0u);
+  auto second = with_size(offsetof(Grown, third_version));
+  ASSERT_TRUE(second.ok()) << second.error().message();
+  EXPECT_STREQ(second->second_version, "said");
+  EXPECT_EQ(second->third_version, 0u);
+  auto third = with_size(sizeof(Grown));
+  ASSERT_TRUE(third.ok()) << third.error().message();
+  EXPECT_EQ(third->third_version, 9u);
+  // Less than the first version, and sizes that would cut a member in two.
+  for (size_t size : {sizeof(size_t), offsetof(Grown, second_version) - 1,
+                      offsetof(Grown, second_version) + 4, sizeof(Grown) - 1}) {
+    auto refused = with_size(size);
+    ASSERT_FALSE(refused.ok()) << size;
+    EXPECT_EQ(refused.error().code(), weft::Code::invalid_argument);
+    EXPECT_THAT(refused.error().message(), HasSubstr("struct_size of grown"));
+  }
+}
+
+// What was published stays: these are the sizes of programs that exist.
+TEST(Versions, the_first_ones_are_remembered) {
+  if (sizeof(void*) != 8) GTEST_SKIP() << "written down for 64 bits";
+  EXPECT_EQ(kFirstSize<weft_options>, 88u);
+  EXPECT_EQ(kFirstSize<weft_call>, 80u);
+  EXPECT_EQ(kFirstSize<weft_tensor>, 40u);
 }
 
 TEST(Join, refuses_options_that_cannot_be) {

@@ -2,6 +2,8 @@
 // leaves words behind, and it never throws.
 #pragma once
 
+#include <algorithm>
+#include <cstddef>
 #include <cstring>
 #include <exception>
 #include <memory>
@@ -53,13 +55,36 @@ inline Result<void> may_wait() {
   return error(Code::invalid_argument, "a callback may not wait; start work and return instead");
 }
 
-// A struct of a caller that may know fewer members than this library, or more.
+// The size that a struct had in the first version of the interface: to the end of the last member
+// of then, with its padding. It never changes. A member that is added later begins after it, also
+// where padding would have room, because callers of the first version left that undefined.
+template <typename Struct>
+constexpr size_t first_size(size_t last_member, size_t its_size) {
+  constexpr size_t kAlign = alignof(Struct);
+  return (last_member + its_size + kAlign - 1) / kAlign * kAlign;
+}
+template <typename Struct>
+constexpr size_t kFirstSize = 0;
+template <>
+inline constexpr size_t kFirstSize<weft_options> = first_size<weft_options>(
+    offsetof(weft_options, progress_timeout_ms), sizeof(weft_options::progress_timeout_ms));
+template <>
+inline constexpr size_t kFirstSize<weft_call> = first_size<weft_call>(offsetof(weft_call, root),
+                                                                      sizeof(weft_call::root));
+template <>
+inline constexpr size_t kFirstSize<weft_tensor> =
+    first_size<weft_tensor>(offsetof(weft_tensor, layer), sizeof(weft_tensor::layer));
+
+// A struct of a caller that may know fewer members than this library, which are 0 then, or more,
+// which must be.
 template <typename Struct>
 Result<Struct> copied(const Struct* given, const char* what) {
+  static_assert(kFirstSize<Struct> > 0, "say what its first version was");
   constexpr size_t kSizeMax = 4096;
   size_t size = 0;
   std::memcpy(&size, given, sizeof size);
-  if (size < sizeof(Struct) || size > kSizeMax)
+  // No version has a size that its alignment does not divide; one that has would cut a member.
+  if (size < kFirstSize<Struct> || size > kSizeMax || size % alignof(Struct) != 0)
     return error(Code::invalid_argument, "struct_size of %s is %zu: set it to sizeof(%s), %zu",
                  what, size, what, sizeof(Struct));
   const auto* bytes = reinterpret_cast<const unsigned char*>(given);
@@ -67,8 +92,8 @@ Result<Struct> copied(const Struct* given, const char* what) {
     if (bytes[i] != 0)
       return error(Code::unsupported, "%s says something that weft %s does not know", what,
                    version());
-  Struct out;
-  std::memcpy(&out, given, sizeof out);
+  Struct out{};
+  std::memcpy(&out, given, std::min(size, sizeof out));
   return out;
 }
 
