@@ -136,6 +136,18 @@ TEST_F(Loop, WhatCannotBeReplayedIsSaidWithTheRun) {
   EXPECT_THAT(analysis.error().message(), HasSubstr(path("run") + ": the trace has no probe"));
 }
 
+TEST_F(Loop, ARunWhoseReplayIsTooLargeToRecordSaysSo) {
+  auto recorded = understand(measured(plan::Plan{}));
+  ASSERT_TRUE(recorded.ok()) << recorded.error().message();
+  plan::Plan small_chunks;
+  small_chunks.chunk = plan::kChunkMin;
+  recorded->graph.environment.plan_text = plan::canonical(small_chunks);
+  recorded->graph.model.tensors[0].bytes = 8'000'000'000;
+  auto analysis = analyze(std::move(*recorded));
+  ASSERT_FALSE(analysis.ok());
+  EXPECT_THAT(analysis.error().message(), HasSubstr("too many to replay"));
+}
+
 TEST_F(Loop, APredictedRunKeepsItsClockAndSaysWhatItIs) {
   trace::Trace trace = predicted(plan::Plan{});
   const trace::Process before = trace.processes[1];
