@@ -5,6 +5,9 @@
 #include <filesystem>
 
 namespace weft::api {
+
+using membership::shown;
+
 namespace {
 
 constexpr uint32_t kLayersMax = 65535;  // a trace counts layers in 16 bits
@@ -15,25 +18,17 @@ std::optional<std::string> variable_of_process(const char* name) {
   return value == nullptr ? std::nullopt : std::optional<std::string>(value);
 }
 
-// Words of the environment in messages: short, and nothing that moves the cursor.
-std::string shown(const std::string& value) {
-  std::string out = value.substr(0, 64);
-  for (char& c : out)
-    if (c < ' ' || c > '~') c = '?';
-  return out + (value.size() > out.size() ? "..." : "");
-}
-
-Result<launch::Membership> find_membership(const launch::Lookup& lookup) {
-  if (launch::launcher_of_environment(lookup)) return launch::membership_from_environment(lookup);
-  launch::Membership alone;
+Result<membership::Membership> find_membership(const membership::Lookup& lookup) {
+  if (membership::launcher(lookup)) return membership::from_environment(lookup);
+  membership::Membership alone;
   alone.local_size = 1;
   alone.host = lookup("WEFT_HOST").value_or("localhost");
   alone.interface = lookup("WEFT_INTERFACE").value_or("");
-  alone.secret = launch::new_secret();
+  alone.secret = membership::new_secret();
   return alone;
 }
 
-Result<bool> find_shared_memory(const launch::Lookup& lookup) {
+Result<bool> find_shared_memory(const membership::Lookup& lookup) {
   auto value = lookup("WEFT_SHARED_MEMORY");
   if (!value || *value == "1") return true;
   if (*value == "0") return false;
@@ -42,7 +37,7 @@ Result<bool> find_shared_memory(const launch::Lookup& lookup) {
 }
 
 // What the options give, what the environment says, or `otherwise`.
-Result<Nanos> find_timeout(const std::optional<Nanos>& given, const launch::Lookup& lookup,
+Result<Nanos> find_timeout(const std::optional<Nanos>& given, const membership::Lookup& lookup,
                            const char* name, Nanos otherwise) {
   const auto value = lookup(name);
   Nanos timeout = given.value_or(otherwise);
@@ -59,7 +54,7 @@ Result<Nanos> find_timeout(const std::optional<Nanos>& given, const launch::Look
                given ? "a timeout" : name, found.c_str());
 }
 
-Result<plan::Plan> find_plan(const launch::Lookup& lookup) {
+Result<plan::Plan> find_plan(const membership::Lookup& lookup) {
   auto named = lookup("WEFT_PLAN");
   auto plan = plan::load(named.value_or("default"));
   if (!plan && named) return std::move(plan).error().in("WEFT_PLAN");
@@ -67,7 +62,7 @@ Result<plan::Plan> find_plan(const launch::Lookup& lookup) {
 }
 
 // What `weft bench algorithms -o FILE` wrote.
-Result<std::optional<cost::Costs>> find_costs(const launch::Lookup& lookup) {
+Result<std::optional<cost::Costs>> find_costs(const membership::Lookup& lookup) {
   const auto path = lookup("WEFT_COSTS");
   if (!path || path->empty()) return std::optional<cost::Costs>();
   auto text = read_file(*path, kib(64));
@@ -77,8 +72,8 @@ Result<std::optional<cost::Costs>> find_costs(const launch::Lookup& lookup) {
   return std::optional(std::move(*costs));
 }
 
-Result<runtime::Options> find_options(const JoinOptions& given, const launch::Lookup& lookup,
-                                      const launch::Membership& membership) {
+Result<runtime::Options> find_options(const JoinOptions& given, const membership::Lookup& lookup,
+                                      const membership::Membership& membership) {
   runtime::Options options;
   options.rank = {membership.rank};
   options.ranks = membership.size;
@@ -138,7 +133,7 @@ Result<trace::Model> describe(const std::vector<Tensor>& tensors) {
 }  // namespace
 
 Job::Job(std::shared_ptr<capture::Recorder> recorder, std::unique_ptr<Group> group,
-         launch::Membership membership, plan::Plan plan)
+         membership::Membership membership, plan::Plan plan)
     : recorder_(std::move(recorder)),
       group_(std::move(group)),
       membership_(std::move(membership)),
@@ -155,7 +150,7 @@ Result<std::unique_ptr<Exchange>> Job::exchange(std::vector<Tensor> tensors) {
 
 Result<std::unique_ptr<Job>> Job::rebuild(Nanos settle) {
   WEFT_ASSIGN(auto group, group_->rebuild(settle));
-  launch::Membership membership = membership_;
+  membership::Membership membership = membership_;
   membership.rank = group->rank().index;
   membership.size = group->ranks();
   // Who of this host is left, the launcher did not say.
@@ -170,8 +165,8 @@ Result<void> Job::leave() {
 }
 
 Result<std::unique_ptr<Job>> join(const JoinOptions& given) {
-  const launch::Lookup lookup = given.environment ? given.environment : variable_of_process;
-  launch::Membership membership;
+  const membership::Lookup lookup = given.environment ? given.environment : variable_of_process;
+  membership::Membership membership;
   if (given.membership) {
     membership = *given.membership;
   } else {

@@ -32,7 +32,7 @@
 #include <vector>
 
 #include "weft/capture.h"
-#include "weft/launch.h"
+#include "weft/membership.h"
 #include "weft/plan.h"
 #include "weft/runtime.h"
 
@@ -55,7 +55,7 @@ namespace weft::api {
 
 // What is absent comes from the environment.
 struct JoinOptions {
-  std::optional<launch::Membership> membership;
+  std::optional<membership::Membership> membership;
   std::optional<plan::Plan> plan;
   std::optional<std::string> trace;  // a folder, made if need be; empty: no recording
   std::optional<std::string> interface;
@@ -65,7 +65,7 @@ struct JoinOptions {
   // Measures the network when joining, for at most a second; absent: if a trace is recorded, which
   // is where the measurement goes. The same on all ranks.
   std::optional<bool> probe;
-  launch::Lookup environment;  // empty: the environment of the process
+  membership::Lookup environment;  // empty: the environment of the process
 };
 
 class Job {
@@ -77,7 +77,7 @@ class Job {
   Group& group() { return *group_; }
   // Where the program may record what it computes, beside what weft records. Inert without a trace.
   capture::Recorder& recorder() { return *recorder_; }
-  const launch::Membership& membership() const { return membership_; }
+  const membership::Membership& membership() const { return membership_; }
   const plan::Plan& plan() const { return plan_; }
 
   // Group::exchange, and the trace learns which tensors there are.
@@ -90,12 +90,12 @@ class Job {
  private:
   friend Result<std::unique_ptr<Job>> join(const JoinOptions& options);
   Job(std::shared_ptr<capture::Recorder> recorder, std::unique_ptr<Group> group,
-      launch::Membership membership, plan::Plan plan);
+      membership::Membership membership, plan::Plan plan);
 
   // The group's thread records: the group goes first.
   std::shared_ptr<capture::Recorder> recorder_;
   std::unique_ptr<Group> group_;
-  launch::Membership membership_;
+  membership::Membership membership_;
   plan::Plan plan_;
 };
 

@@ -14,7 +14,7 @@ namespace {
 using testing::HasSubstr;
 using Variables = std::map<std::string, std::string>;
 
-launch::Lookup environment(Variables variables) {
+membership::Lookup environment(Variables variables) {
   return [variables = std::move(variables)](const char* name) -> std::optional<std::string> {
     auto found = variables.find(name);
     return found == variables.end() ? std::nullopt : std::optional(found->second);
@@ -22,7 +22,7 @@ launch::Lookup environment(Variables variables) {
 }
 
 std::string new_folder(const char* name) {
-  std::string folder = testing::TempDir() + "/weft_api_" + name + "_" + launch::new_secret();
+  std::string folder = testing::TempDir() + "/weft_api_" + name + "_" + membership::new_secret();
   std::filesystem::create_directories(folder);
   return folder;
 }
@@ -135,7 +135,7 @@ TEST(Join, options_win_over_the_environment) {
                                      {"WEFT_PROGRESS_TIMEOUT", "soon"},
                                      {"WEFT_RANK", "none"}});
   options.membership.emplace();
-  options.membership->secret = launch::new_secret();
+  options.membership->secret = membership::new_secret();
   options.plan = plan::preset("horovod").value();
   options.trace = "";
   options.shared_memory = true;

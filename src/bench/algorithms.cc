@@ -18,7 +18,7 @@ constexpr uint32_t kMostOperations = 500;  // in one repeat
 
 class Trial {
  public:
-  Trial(const launch::Membership& member, const AlgorithmsOptions& options)
+  Trial(const membership::Membership& member, const AlgorithmsOptions& options)
       : member_(member), options_(options) {}
 
   Result<AlgorithmsResult> run() {
@@ -126,7 +126,7 @@ class Trial {
     }
   }
 
-  const launch::Membership& member_;
+  const membership::Membership& member_;
   const AlgorithmsOptions& options_;
   std::unique_ptr<capture::Recorder> recorder_ = capture::Recorder::off();
   std::unique_ptr<runtime::Group> group_;
@@ -138,7 +138,7 @@ class Trial {
 
 }  // namespace
 
-Result<AlgorithmsResult> measure_algorithms(const launch::Membership& member,
+Result<AlgorithmsResult> measure_algorithms(const membership::Membership& member,
                                             const AlgorithmsOptions& options) {
   if (options.from.count < 4 || options.to < options.from || options.to.count > (1ull << 30) ||
       options.factor < 2 || options.repeats < 1)

@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "weft/base.h"
-#include "weft/launch.h"
+#include "weft/membership.h"
 
 namespace weft::bench {
 
@@ -119,7 +119,8 @@ struct LanesResult {
 
 // One rank of a job that finds the best count of lanes on the network between its hosts. All ranks
 // call it, and get the same figures.
-Result<LanesResult> measure_lanes(const launch::Membership& member, const LanesOptions& options);
+Result<LanesResult> measure_lanes(const membership::Membership& member,
+                                  const LanesOptions& options);
 
 // ---- algorithms --------------------------------------------------------------------------
 
@@ -149,7 +150,7 @@ struct AlgorithmsResult {
 
 // One rank of a job that times every all-reduce and fits the constants by which one is chosen. All
 // ranks call it, and get the same figures.
-Result<AlgorithmsResult> measure_algorithms(const launch::Membership& member,
+Result<AlgorithmsResult> measure_algorithms(const membership::Membership& member,
                                             const AlgorithmsOptions& options);
 
 // ---- replay ------------------------------------------------------------------------------

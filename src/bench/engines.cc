@@ -141,7 +141,7 @@ Entrant weft(const CollectiveOptions& options, const std::string& folder) {
   out.how = options.algorithm.empty() ? "its own choice of algorithm" : options.algorithm;
   out.start =
       one_process_a_rank({self_path(), "bench", "worker", engine}, options, folder + "/weft.store",
-                         {std::string(kSecretVariable) + "=" + launch::new_secret(),
+                         {std::string(kSecretVariable) + "=" + membership::new_secret(),
                           text("%s=%u", kLanesVariable, options.lanes),
                           std::string(kAlgorithmVariable) + "=" + options.algorithm});
   return out;

@@ -17,7 +17,7 @@ constexpr double kSame = 0.97;             // of the best rate: not worth more l
 
 class Sweep {
  public:
-  Sweep(const launch::Membership& member, const LanesOptions& options)
+  Sweep(const membership::Membership& member, const LanesOptions& options)
       : member_(member), options_(options) {}
 
   Result<LanesResult> run() {
@@ -135,7 +135,7 @@ class Sweep {
     if (!result.losing_from) result.loss_percent = 0;
   }
 
-  const launch::Membership& member_;
+  const membership::Membership& member_;
   const LanesOptions& options_;
   std::unique_ptr<capture::Recorder> recorder_ = capture::Recorder::off();
   std::unique_ptr<Group> meeting_;
@@ -145,7 +145,8 @@ class Sweep {
 
 }  // namespace
 
-Result<LanesResult> measure_lanes(const launch::Membership& member, const LanesOptions& options) {
+Result<LanesResult> measure_lanes(const membership::Membership& member,
+                                  const LanesOptions& options) {
   if (options.max < 1 || options.max > 64 || options.repeats < 1 || options.bytes.count < 4096 ||
       options.bytes.count > (1ull << 32))
     return error(Code::invalid_argument,

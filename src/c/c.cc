@@ -93,8 +93,8 @@ Nanos millis(uint64_t count) {
   return {static_cast<int64_t>(std::min<uint64_t>(count, INT64_MAX / 1'000'000)) * 1'000'000};
 }
 
-Result<launch::Membership> membership_of(const weft_options& options) {
-  launch::Membership membership;
+Result<membership::Membership> membership_of(const weft_options& options) {
+  membership::Membership membership;
   membership.rank = options.rank;
   membership.size = options.size;
   membership.host = options.host != nullptr ? options.host : "localhost";
@@ -102,7 +102,7 @@ Result<launch::Membership> membership_of(const weft_options& options) {
     return error(Code::invalid_argument,
                  "options with a size above 1 need a rendezvous and a secret");
   if (options.rendezvous != nullptr) membership.rendezvous = options.rendezvous;
-  membership.secret = options.secret != nullptr ? options.secret : launch::new_secret();
+  membership.secret = options.secret != nullptr ? options.secret : membership::new_secret();
   return membership;
 }
 

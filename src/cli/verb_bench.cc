@@ -9,6 +9,7 @@
 #include "verb.h"
 #include "weft/bench.h"
 #include "weft/launch.h"
+#include "weft/membership.h"
 
 namespace weft::cli {
 
@@ -257,9 +258,9 @@ Outcome start_job(uint32_t ranks, const std::vector<std::string>& command) {
 const char* const kLeaveRanksOut = "inside a job the number of ranks is the job's: leave -n out";
 
 Outcome lanes(const LanesOptions& options) {
-  if (launch::launcher_of_environment()) {
+  if (membership::launcher()) {
     if (options.ranks != 0) return Outcome::bad_call(kLeaveRanksOut);
-    WEFT_ASSIGN(const launch::Membership member, launch::membership_from_environment());
+    WEFT_ASSIGN(const membership::Membership member, membership::from_environment());
     WEFT_ASSIGN(bench::LanesResult result, bench::measure_lanes(member, options.bench));
     if (member.rank != 0) return {};
     if (options.json)
@@ -332,9 +333,9 @@ Outcome algorithms(const AlgorithmsOptions& options) {
   WEFT_ASSIGN(asked.from, parse_size(options.from));
   WEFT_ASSIGN(asked.to, parse_size(options.to));
   asked.shared_memory = options.transport == "shm";
-  if (launch::launcher_of_environment()) {
+  if (membership::launcher()) {
     if (options.ranks != 0) return Outcome::bad_call(kLeaveRanksOut);
-    WEFT_ASSIGN(const launch::Membership member, launch::membership_from_environment());
+    WEFT_ASSIGN(const membership::Membership member, membership::from_environment());
     WEFT_ASSIGN(bench::AlgorithmsResult result, bench::measure_algorithms(member, asked));
     if (member.rank != 0) return {};
     if (options.json)

@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "verb.h"
+#include "weft/doctor.h"
 #include "weft/launch.h"
 
 namespace weft::cli {
@@ -19,36 +20,36 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 struct Options {
-  launch::DoctorOptions looking;
+  doctor::Options looking;
   std::string hosts;
   bool no_rates = false;
   bool json = false;
 };
 
-size_t count_of(const std::vector<launch::Check>& checks, launch::Verdict verdict) {
+size_t count_of(const std::vector<doctor::Check>& checks, doctor::Verdict verdict) {
   return static_cast<size_t>(std::count_if(
       checks.begin(), checks.end(), [&](const auto& check) { return check.verdict == verdict; }));
 }
 
-Json described(const std::vector<launch::Check>& checks) {
+Json described(const std::vector<doctor::Check>& checks) {
   Json list = Json::array();
-  for (const launch::Check& check : checks) {
+  for (const doctor::Check& check : checks) {
     list.push_back({{"name", check.name},
-                    {"verdict", launch::name_of(check.verdict)},
+                    {"verdict", doctor::name_of(check.verdict)},
                     {"found", check.found},
                     {"remedy", check.remedy}});
   }
-  return {{"ok", count_of(checks, launch::Verdict::problem) == 0},
-          {"problems", count_of(checks, launch::Verdict::problem)},
-          {"notes", count_of(checks, launch::Verdict::note)},
+  return {{"ok", count_of(checks, doctor::Verdict::problem) == 0},
+          {"problems", count_of(checks, doctor::Verdict::problem)},
+          {"notes", count_of(checks, doctor::Verdict::note)},
           {"checks", std::move(list)}};
 }
 
-void print_checks(const std::vector<launch::Check>& checks) {
+void print_checks(const std::vector<doctor::Check>& checks) {
   size_t width = 0;
-  for (const launch::Check& check : checks) width = std::max(width, check.name.size());
-  for (const launch::Check& check : checks) {
-    print(text("%-8s %-*s  %s\n", launch::name_of(check.verdict), static_cast<int>(width),
+  for (const doctor::Check& check : checks) width = std::max(width, check.name.size());
+  for (const doctor::Check& check : checks) {
+    print(text("%-8s %-*s  %s\n", doctor::name_of(check.verdict), static_cast<int>(width),
                check.name.c_str(), check.found.c_str()));
     if (!check.remedy.empty()) {
       print(text("%-8s %-*s  -> %s\n", "", static_cast<int>(width), "", check.remedy.c_str()));
@@ -57,19 +58,19 @@ void print_checks(const std::vector<launch::Check>& checks) {
 }
 
 Outcome run(const Options& options) {
-  launch::DoctorOptions looking = options.looking;
+  doctor::Options looking = options.looking;
   looking.rates = !options.no_rates;
   if (!options.hosts.empty()) {
     WEFT_ASSIGN(const auto hosts, launch::parse_hosts(options.hosts));
     for (const launch::Host& host : hosts) looking.hosts.push_back(host.name);
   }
-  const auto checks = launch::doctor(looking);
+  const auto checks = doctor::examine(looking);
   if (options.json) {
     print_json(described(checks));
   } else {
     print_checks(checks);
   }
-  const size_t problems = count_of(checks, launch::Verdict::problem);
+  const size_t problems = count_of(checks, doctor::Verdict::problem);
   if (problems == 0) return {};
   return Outcome::run_failed(text("%zu %s must be fixed before a job can be sure to run", problems,
                                   problems == 1 ? "problem" : "problems"));
@@ -104,7 +105,8 @@ void add_doctor(CLI::App& app, Context& context) {
   CLI::App* peer = add_verb(app, "doctor-peer", "What `weft doctor` starts on another host.",
                             "weft doctor-peer");
   peer->group("");  // not for people
-  on_call(*peer, context, [] { return Outcome(launch::doctor_peer(STDIN_FILENO, STDOUT_FILENO)); });
+  on_call(*peer, context,
+          [] { return Outcome(doctor::serve_as_peer(STDIN_FILENO, STDOUT_FILENO)); });
 }
 
 }  // namespace weft::cli

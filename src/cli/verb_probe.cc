@@ -21,6 +21,7 @@
 #include "weft/capture.h"
 #include "weft/cost.h"
 #include "weft/launch.h"
+#include "weft/membership.h"
 #include "weft/plan.h"
 #include "weft/runtime.h"
 
@@ -105,7 +106,7 @@ Result<std::string> shared(runtime::Group& group, const std::string& own, Rank f
 }
 
 // Joins, which measures, and brings all ranks' records together.
-Result<trace::Trace> measure(const launch::Membership& member, const std::string& file) {
+Result<trace::Trace> measure(const membership::Membership& member, const std::string& file) {
   WEFT_ASSIGN(const plan::Plan plan, plan::preset("default"));
   runtime::Options joining;
   joining.rank = {member.rank};
@@ -233,7 +234,7 @@ void print_found(const Options& options, const trace::Trace& trace, const cost::
 Outcome run_rank(const Options& options) {
   if (options.ranks != 0)
     return Outcome::bad_call("inside a job the number of ranks is the job's: leave -n out");
-  WEFT_ASSIGN(const launch::Membership member, launch::membership_from_environment());
+  WEFT_ASSIGN(const membership::Membership member, membership::from_environment());
   std::optional<TemporaryFolder> temporary;
   std::string folder = options.output;
   if (folder.empty()) {
@@ -258,7 +259,7 @@ Outcome run_rank(const Options& options) {
 }
 
 Outcome run(const Options& options) {
-  if (launch::launcher_of_environment()) return run_rank(options);
+  if (membership::launcher()) return run_rank(options);
   const uint32_t ranks = options.ranks == 0 ? kDefaultRanks : options.ranks;
   std::vector<std::string> command = {self_path(), "probe"};
   if (options.json) command.emplace_back("--json");

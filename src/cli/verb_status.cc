@@ -12,7 +12,7 @@
 #include <nlohmann/json.hpp>
 
 #include "verb.h"
-#include "weft/launch.h"
+#include "weft/membership.h"
 #include "weft/runtime.h"
 
 namespace weft::cli {
@@ -32,7 +32,7 @@ struct Options {
 
 struct Job {
   int pid = 0;
-  launch::Membership membership;
+  membership::Membership membership;
 };
 
 std::optional<std::map<std::string, std::string>> environment_of(const std::string& pid) {
@@ -60,8 +60,11 @@ std::optional<std::map<std::string, std::string>> environment_of(const std::stri
 std::optional<Job> job_of(const std::string& pid) {
   auto environment = environment_of(pid);
   if (!environment) return std::nullopt;
+  // A descriptor of that process is none of this one.
+  if (environment->contains("WEFT_SECRET_FD") && !environment->contains("WEFT_SECRET"))
+    return std::nullopt;
   auto membership =
-      launch::membership_from_environment([&](const char* name) -> std::optional<std::string> {
+      membership::from_environment([&](const char* name) -> std::optional<std::string> {
         auto found = environment->find(name);
         return found == environment->end() ? std::nullopt : std::optional(found->second);
       });
@@ -132,9 +135,10 @@ Outcome run(const Options& options) {
   if (options.pid != 0) {
     auto found = job_of(std::to_string(options.pid));
     if (!found)
-      return Outcome::bad_input(error(
-          Code::not_found, "process %u is not a rank of a job, or its environment cannot be read",
-          options.pid));
+      return Outcome::bad_input(
+          error(Code::not_found,
+                "process %u is not a rank of a job, or its environment and secret cannot be read",
+                options.pid));
     job = std::move(*found);
   } else if (!options.address.empty()) {
     const char* secret = std::getenv("WEFT_SECRET");

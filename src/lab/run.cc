@@ -15,7 +15,7 @@
 #include "job.h"
 #include "soundness.h"
 #include "weft/cost.h"
-#include "weft/launch.h"
+#include "weft/membership.h"
 #include "weft/schedule.h"
 
 namespace weft::lab {
@@ -99,7 +99,7 @@ Result<Job> common_job(const RunOptions& options, const Model& model, const Fact
   job.ranks = options.hosts;
   job.address = cluster.address(0);
   job.port = kPort;
-  job.secret = launch::new_secret();
+  job.secret = membership::new_secret();
   job.iterations = options.iterations;
   job.seed = options.seed;
   job.factors = factors;

@@ -1,5 +1,3 @@
-#include "hosts.h"
-
 #include <arpa/inet.h>
 #include <ifaddrs.h>
 #include <net/if.h>
@@ -15,10 +13,14 @@
 #include <memory>
 #include <sstream>
 
-#include "environment.h"
 #include "weft/launch.h"
+#include "weft/membership.h"
 
 namespace weft::launch {
+
+using membership::host_name;
+using membership::kRanksMax;
+using membership::shown;
 
 namespace {
 

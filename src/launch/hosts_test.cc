@@ -1,5 +1,3 @@
-#include "hosts.h"
-
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -15,12 +13,14 @@
 #include <sstream>
 #include <thread>
 
-#include "environment.h"
 #include "remote.h"
 #include "weft/launch.h"
+#include "weft/membership.h"
 
 namespace weft::launch {
 namespace {
+
+using membership::host_name;
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;

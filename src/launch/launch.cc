@@ -1,17 +1,10 @@
 #include "weft/launch.h"
 
-#include <array>
-
-#include "environment.h"
-#include "hosts.h"
+#include "weft/membership.h"
 
 namespace weft::launch {
 
-namespace {
-
-constexpr size_t kSecretBytes = 32;
-
-}  // namespace
+using membership::kRanksMax;
 
 Result<std::vector<Process>> local_job(uint32_t ranks, const std::vector<std::string>& argv) {
   if (ranks < 1 || ranks > kRanksMax) {
@@ -21,7 +14,7 @@ Result<std::vector<Process>> local_job(uint32_t ranks, const std::vector<std::st
     return error(Code::invalid_argument, "no program to start");
   }
   WEFT_ASSIGN(const uint16_t port, free_port("127.0.0.1"));
-  const std::string secret = new_secret();
+  const std::string secret = membership::new_secret();
   std::vector<Process> processes;
   for (uint32_t rank = 0; rank < ranks; ++rank) {
     Process process;
@@ -36,14 +29,6 @@ Result<std::vector<Process>> local_job(uint32_t ranks, const std::vector<std::st
     processes.push_back(std::move(process));
   }
   return processes;
-}
-
-std::string new_secret() {
-  std::array<std::byte, kSecretBytes> bytes;
-  random_bytes(bytes);
-  std::string hex;
-  for (std::byte byte : bytes) hex += text("%02x", std::to_integer<unsigned>(byte));
-  return hex;
 }
 
 }  // namespace weft::launch

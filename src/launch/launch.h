@@ -1,7 +1,6 @@
-// launch: how a process finds its group, and how the processes of a job are started and minded.
+// launch: how the processes of a job are started and minded, on this host and on others.
 //
-// A process that is started by weft gets WEFT_RANK, WEFT_SIZE, WEFT_RENDEZVOUS and WEFT_SECRET;
-// one that another launcher started finds the same in that launcher's variables (docs/launch.md).
+// Each gets WEFT_RANK, WEFT_SIZE, WEFT_RENDEZVOUS and a fresh WEFT_SECRET, which membership reads.
 //
 // The processes of a run print line by line behind their rank; signals are passed on; when one
 // fails, the others are ended, and which one failed first and how is told. Nothing is left behind:
@@ -20,6 +19,8 @@
 // processes do.
 #pragma once
 
+#include <sys/socket.h>
+
 #include <functional>
 #include <map>
 #include <optional>
@@ -30,33 +31,6 @@
 #include "weft/base.h"
 
 namespace weft::launch {
-
-// ---- joining -----------------------------------------------------------------------------
-
-// How a process finds its group, from its environment.
-struct Membership {
-  uint32_t rank = 0;
-  uint32_t size = 1;
-  uint32_t local_rank = 0;  // among the ranks of this host
-  uint32_t local_size = 0;  // 0: the launcher does not say
-  std::string launcher;     // "weft", "torchrun", "Open MPI", "MPICH", "Slurm", "Horovod", "DMLC"
-  std::string host;         // this host's name, for messages
-  std::string interface;    // WEFT_INTERFACE, or empty: the one that routes to rank 0
-  std::string rendezvous;   // "address:port" of rank 0, "[v6]:port", or "file:PATH" on one host
-  std::string secret;       // hex; proves that a connection belongs to this job
-};
-
-// The value of a variable of the environment, or nothing if it is not set.
-using Lookup = std::function<std::optional<std::string>(const char* name)>;
-
-// WEFT_RANK and WEFT_SIZE win; then the first launcher of the list above whose variables are set.
-// Fails with not_found where nobody started this process as a rank, and with the name of the
-// variable that is wrong or missing.
-Result<Membership> membership_from_environment();
-Result<Membership> membership_from_environment(const Lookup& lookup);
-// The launcher that started this process as a rank, if one did.
-std::optional<std::string> launcher_of_environment();
-std::optional<std::string> launcher_of_environment(const Lookup& lookup);
 
 // ---- starting ----------------------------------------------------------------------------
 
@@ -101,8 +75,6 @@ Result<Report> run(const std::vector<Process>& processes, const Options& options
 // N copies of a program on this machine, with a fresh secret and a free port.
 Result<std::vector<Process>> local_job(uint32_t ranks, const std::vector<std::string>& argv);
 
-std::string new_secret();
-
 // ---- other hosts ---------------------------------------------------------------------------
 
 struct Host {
@@ -128,31 +100,46 @@ Result<std::vector<Process>> job_on_hosts(uint32_t ranks, const std::vector<std:
 // 128 more than the signal that ended it.
 Result<int> remote_child(int input);
 
-// ---- the doctor ----------------------------------------------------------------------------
+// ---- names and addresses -------------------------------------------------------------------
 
-enum class Verdict : uint8_t { ok, note, problem };
-const char* name_of(Verdict verdict);
-
-struct Check {
-  std::string name;  // "open files"
-  Verdict verdict = Verdict::ok;
-  std::string found;
-  std::string remedy;  // the variable or the command to set; empty when all is well
+// An address of an interface of this host.
+struct InterfaceAddress {
+  std::string interface;
+  std::string address;  // numeric
+  int family = 0;       // AF_INET or AF_INET6
+  bool up = false;
+  bool loopback = false;
+  bool link_local = false;
 };
+std::vector<InterfaceAddress> interface_addresses();
 
-struct DoctorOptions {
-  std::string rank0;   // address or name of rank 0's host; empty: unknown
-  uint32_t ranks = 0;  // on this host; 0: unknown
-  std::vector<std::string> hosts;
-  std::string agent = "ssh";
-  std::string remote_weft;
-  bool rates = true;  // takes about a second, and one more a host
+// The numeric addresses of a name, as far as this host can tell. Fails with why not.
+Result<std::vector<std::string>> addresses_of(const std::string& name);
+
+// The address from which this host would send to `address` (numeric).
+Result<std::string> source_towards(const std::string& address);
+
+// "localhost", this host's name, short or long, or one of its addresses.
+bool is_this_host(const std::string& name);
+
+// "me@gpu1" -> "gpu1".
+std::string without_user(const std::string& host);
+
+// A port that was free a moment ago on `address` (numeric). Another program may take it before
+// rank 0 does; then rank 0 says so and the job is started again.
+Result<uint16_t> free_port(const std::string& address);
+
+// An agent's command line for a command on a host: "ssh" -> ssh -o BatchMode=yes -T HOST COMMAND.
+// The words of the command must mean themselves to a shell, since ssh hands them to one.
+Result<std::vector<std::string>> agent_command(const std::string& agent, const std::string& host,
+                                               const std::vector<std::string>& command);
+
+// A socket address from numeric text.
+struct SocketAddress {
+  sockaddr_storage storage{};
+  socklen_t size = 0;
+  sockaddr* get() { return reinterpret_cast<sockaddr*>(&storage); }
 };
-// Looks at what a job needs of this host and of the way to others. Never fails: what cannot be
-// looked at is said in a check.
-std::vector<Check> doctor(const DoctorOptions& options);
-
-// The other end of a doctor, started on a host by the agent: listens for what the doctor sends.
-Result<void> doctor_peer(int input, int output);
+Result<SocketAddress> socket_address(const std::string& address, uint16_t port);
 
 }  // namespace weft::launch

@@ -9,13 +9,15 @@
 #include <climits>
 #include <cstring>
 
-#include "environment.h"
-#include "hosts.h"
 #include "weft/launch.h"
+#include "weft/membership.h"
 
 extern char** environ;
 
 namespace weft::launch {
+
+using membership::is_address_and_port;
+using membership::kRanksMax;
 
 namespace {
 
@@ -242,7 +244,7 @@ Result<std::vector<Process>> job_on_hosts(uint32_t ranks, const std::vector<std:
   }
   WEFT_ASSIGN(const std::string rendezvous, meeting_place(placement));
   WEFT_ASSIGN(const std::string folder, present_folder());
-  const std::string secret = new_secret();
+  const std::string secret = membership::new_secret();
   std::vector<Process> processes;
   for (const Host& host : placement.hosts) {
     const uint32_t here = std::min(host.slots, ranks - static_cast<uint32_t>(processes.size()));

@@ -6,8 +6,7 @@
 // mean somebody else's.
 //
 // If the launcher is killed, the kernel kills each child (parent death signal). That does not
-// reach what the children forked; for these there is a minder, a process that does nothing but wait
-// for the launcher's end of a pipe to close, and then kills the groups.
+// reach what the children forked; for these there is a process::Minder.
 //
 // A child with an input is an agent for a process on another host. It is not signalled, since that
 // would end the connection and leave the process to guess: signals go to the other end as bytes,
@@ -17,11 +16,8 @@
 #include <poll.h>
 #include <signal.h>
 #include <string.h>
-#include <sys/prctl.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
-#include <sys/syscall.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -30,8 +26,7 @@
 
 #include "output.h"
 #include "weft/launch.h"
-
-extern char** environ;
+#include "weft/process.h"
 
 namespace weft::launch {
 
@@ -44,26 +39,6 @@ constexpr Nanos kTick = Nanos::from_millis(20);
 constexpr size_t kReadBytes = 64 << 10;
 constexpr size_t kPipeBytesMax = 1 << 20;  // what the kernel lets an ordinary user put in a pipe
 constexpr int kPassedOn[] = {SIGINT, SIGTERM, SIGHUP};
-
-struct Pipe {
-  Fd read;
-  Fd write;
-};
-
-Result<Pipe> make_pipe() {
-  int ends[2];
-  if (pipe2(ends, O_CLOEXEC) != 0) return io_error(errno, "cannot make a pipe");
-  return Pipe{Fd(ends[0]), Fd(ends[1])};
-}
-
-// A pipe of sockets: a write to somebody who was killed does not raise SIGPIPE.
-Result<Pipe> make_socket_pair() {
-  int ends[2];
-  if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) {
-    return io_error(errno, "cannot make a pair of sockets");
-  }
-  return Pipe{Fd(ends[0]), Fd(ends[1])};
-}
 
 // Keeps the signals that are passed on from acting on the launcher while a run lasts.
 class SignalGuard {
@@ -83,71 +58,10 @@ class SignalGuard {
   SignalGuard& operator=(const SignalGuard&) = delete;
 
   const sigset_t& taken() const { return taken_; }
-  const sigset_t& before() const { return before_; }
 
  private:
   sigset_t taken_;
   sigset_t before_;
-};
-
-// ---- the minder ----------------------------------------------------------------------------
-
-class Minder {
- public:
-  static Result<Minder> start(size_t groups) {
-    WEFT_ASSIGN(Pipe pipe, make_socket_pair());
-    std::vector<pid_t> known(groups);  // made before fork: nothing is allocated after it
-    const pid_t pid = fork();
-    if (pid < 0) return io_error(errno, "cannot fork");
-    if (pid == 0) wait_and_kill(pipe.read.get(), known);
-    setpgid(pid, pid);
-    return Minder(pid, std::move(pipe.write));
-  }
-
-  Minder(Minder&& other) noexcept
-      : pid_(std::exchange(other.pid_, -1)), pipe_(std::move(other.pipe_)) {}
-  Minder& operator=(Minder&&) = delete;
-  ~Minder() {
-    if (pid_ < 0) return;
-    watch(0);  // all is well
-    pipe_.reset();
-    while (waitpid(pid_, nullptr, 0) < 0 && errno == EINTR) {
-    }
-  }
-
-  void watch(pid_t group) {
-    while (send(pipe_.get(), &group, sizeof(group), MSG_NOSIGNAL) < 0 && errno == EINTR) {
-    }
-  }
-
- private:
-  Minder(pid_t pid, Fd pipe) : pid_(pid), pipe_(std::move(pipe)) {}
-
-  [[noreturn]] static void wait_and_kill(int pipe, std::vector<pid_t>& known) {
-    setpgid(0, 0);
-    sigset_t all;
-    sigfillset(&all);
-    sigprocmask(SIG_SETMASK, &all, nullptr);
-    // Anything that stays open here would keep somebody waiting for its end.
-    dup2(pipe, 0);
-    if (syscall(SYS_close_range, 1U, ~0U, 0U) != 0) {
-      for (int fd = 1; fd < 1024; ++fd) close(fd);
-    }
-    size_t count = 0;
-    pid_t group = 0;
-    for (;;) {
-      const ssize_t n = read(0, &group, sizeof(group));
-      if (n < 0 && errno == EINTR) continue;
-      if (n != sizeof(group)) break;
-      if (group == 0) _exit(0);
-      if (count < known.size()) known[count++] = group;
-    }
-    for (size_t i = 0; i < count; ++i) kill(-known[i], SIGKILL);
-    _exit(0);
-  }
-
-  pid_t pid_;
-  Fd pipe_;
 };
 
 // ---- one child -----------------------------------------------------------------------------
@@ -159,8 +73,7 @@ struct Stream {
 
 struct Child {
   const Process* process = nullptr;
-  pid_t pid = -1;
-  Fd pidfd;  // absent where the kernel has none
+  process::Child child;
   std::vector<Stream> streams;
   Fd input;            // of an agent
   std::string unsent;  // of its input
@@ -169,79 +82,6 @@ struct Child {
 
   bool failed() const { return outcome.signal != 0 || outcome.exit_code != 0; }
 };
-
-// What a child writes to its parent when it could not become the program.
-struct StartFailure {
-  enum class Stage : int { orphaned, before_exec, exec } stage;
-  int error_number;
-};
-
-std::vector<std::string> merged_environment(const std::map<std::string, std::string>& added) {
-  std::vector<std::string> merged;
-  for (char** entry = environ; *entry != nullptr; ++entry) {
-    const std::string_view line(*entry);
-    if (!added.contains(std::string(line.substr(0, line.find('='))))) merged.emplace_back(line);
-  }
-  for (const auto& [name, value] : added)
-    merged.push_back(text("%s=%s", name.c_str(), value.c_str()));
-  return merged;
-}
-
-std::vector<char*> pointers_to(std::vector<std::string>& strings) {
-  std::vector<char*> pointers;
-  pointers.reserve(strings.size() + 1);
-  for (std::string& string : strings) pointers.push_back(string.data());
-  pointers.push_back(nullptr);
-  return pointers;
-}
-
-// In the child, between fork and exec: nothing but system calls and `before_exec`.
-[[noreturn]] void become(const Process& process, char** argv, char** environment, pid_t launcher,
-                         const sigset_t& mask, int in, int out, int err, int failure_pipe) {
-  const auto give_up = [&](StartFailure::Stage stage, int error_number) {
-    const StartFailure failure{stage, error_number};
-    (void)!write(failure_pipe, &failure, sizeof(failure));
-    _exit(127);
-  };
-  setpgid(0, 0);
-  const auto die_with_launcher = [&] {
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
-    // The launcher may have died before the line above; then nobody sends that signal.
-    if (getppid() != launcher) give_up(StartFailure::Stage::orphaned, 0);
-  };
-  die_with_launcher();
-  if (process.before_exec) {
-    if (const int number = process.before_exec(); number != 0) {
-      give_up(StartFailure::Stage::before_exec, number);
-    }
-    // Entering a namespace changes credentials, and that clears the signal.
-    die_with_launcher();
-  }
-  // A process group in the background may not read the terminal, and several ranks could not share
-  // it.
-  if (in < 0) in = open("/dev/null", O_RDONLY | O_CLOEXEC);
-  if (in > 0) dup2(in, 0);
-  if (out >= 0) dup2(out, 1);
-  if (err >= 0) dup2(err, 2);
-  signal(SIGPIPE, SIG_DFL);
-  sigprocmask(SIG_SETMASK, &mask, nullptr);
-  environ = environment;
-  execvp(argv[0], argv);
-  give_up(StartFailure::Stage::exec, errno);
-  _exit(127);
-}
-
-Error start_error(const Process& process, const StartFailure& failure) {
-  const char* program = process.argv[0].c_str();
-  if (failure.stage == StartFailure::Stage::before_exec) {
-    return io_error(failure.error_number, "rank %u: cannot prepare to start \"%s\"", process.rank,
-                    program);
-  }
-  if (failure.error_number == ENOENT) {
-    return error(Code::not_found, "rank %u: there is no program \"%s\"", process.rank, program);
-  }
-  return io_error(failure.error_number, "rank %u: cannot start \"%s\"", process.rank, program);
-}
 
 // What the exit code of an agent may say beyond that of the program.
 std::string meaning_of_agents(int exit_code) {
@@ -256,8 +96,8 @@ std::string meaning_of_agents(int exit_code) {
 
 class Run {
  public:
-  Run(const Options& options, Minder minder) : options_(options), minder_(std::move(minder)) {}
-  ~Run();
+  Run(const Options& options, process::Minder minder)
+      : options_(options), minder_(std::move(minder)) {}
   Run(const Run&) = delete;
   Run& operator=(const Run&) = delete;
 
@@ -291,7 +131,7 @@ class Run {
   void kill_all();
 
   const Options options_;
-  Minder minder_;
+  process::Minder minder_;
   SignalGuard signals_;
   const Nanos start_ = monotonic_clock().now();
   Sink out_{STDOUT_FILENO};
@@ -305,49 +145,44 @@ class Run {
   Report report_;
 };
 
-Run::~Run() {
-  for (const Child& child : children_) kill(-child.pid, SIGKILL);
-  for (const Child& child : children_) {
-    while (waitpid(child.pid, nullptr, 0) < 0 && errno == EINTR) {
-    }
+process::Command command_of(const Process& process) {
+  process::Command command;
+  command.argv = process.argv;
+  for (const auto& [name, value] : process.environment) {
+    command.environment.push_back(text("%s=%s", name.c_str(), value.c_str()));
   }
+  command.own_group = true;
+  command.dies_with_parent = true;
+  command.keeps_descriptors = true;  // `weft run -- program 3> log` is meant
+  command.before_exec = process.before_exec;
+  return command;
 }
 
 Result<void> Run::start(const Process& process) {
-  Pipe out, err;
+  process::Command command = command_of(process);
+  process::Pipe out, err, input;
   if (options_.prefix_output) {
-    WEFT_ASSIGN(out, make_pipe());
-    WEFT_ASSIGN(err, make_pipe());
+    WEFT_ASSIGN(out, process::make_pipe());
+    WEFT_ASSIGN(err, process::make_pipe());
+    command.descriptors = {{out.write.get(), STDOUT_FILENO}, {err.write.get(), STDERR_FILENO}};
+  } else if (options_.output_to_stderr) {
+    command.descriptors = {{STDERR_FILENO, STDOUT_FILENO}};
   }
-  Pipe input;
+  // Otherwise standard input is empty: a process group in the background may not read the
+  // terminal, and several ranks could not share it.
   if (process.input) {
-    WEFT_ASSIGN(input, make_socket_pair());
+    WEFT_ASSIGN(input, process::make_socket_pair());
+    command.descriptors.push_back({input.read.get(), STDIN_FILENO});
   }
-  WEFT_ASSIGN(Pipe failure, make_pipe());
-  std::vector<std::string> arguments = process.argv;
-  std::vector<std::string> environment = merged_environment(process.environment);
-  const std::vector<char*> argv = pointers_to(arguments);
-  const std::vector<char*> envp = pointers_to(environment);
-
-  const pid_t launcher = getpid();
-  const pid_t pid = fork();
-  if (pid < 0) return io_error(errno, "rank %u: cannot fork", process.rank);
-  if (pid == 0) {
-    const int out_fd = options_.prefix_output      ? out.write.get()
-                       : options_.output_to_stderr ? STDERR_FILENO
-                                                   : -1;
-    become(process, const_cast<char**>(argv.data()), const_cast<char**>(envp.data()), launcher,
-           signals_.before(), input.read.get(), out_fd, err.write.get(), failure.write.get());
-  }
-  setpgid(pid, pid);  // here too: whoever comes first, the group exists from now on
-  minder_.watch(pid);
+  auto started = process::Child::start(command);
+  if (!started) return std::move(started).error().in(text("rank %u", process.rank));
+  minder_.watch(*started);
 
   Child child;
   child.process = &process;
-  child.pid = pid;
+  child.child = *std::move(started);
   child.running = true;
   child.outcome.rank = process.rank;
-  child.pidfd = Fd(static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));
   child.input = std::move(input.write);
   child.unsent = process.input.value_or("");
   const std::string prefix = text("[%u] ", process.rank);
@@ -359,14 +194,6 @@ Result<void> Run::start(const Process& process) {
     child.streams.push_back({std::move(err.read), Lines(prefix, err_)});
   }
   children_.push_back(std::move(child));
-
-  failure.write.reset();
-  StartFailure told{};
-  ssize_t n = 0;
-  do {
-    n = read(failure.read.get(), &told, sizeof(told));
-  } while (n < 0 && errno == EINTR);
-  if (n == sizeof(told)) return start_error(process, told);
   return {};
 }
 
@@ -378,7 +205,7 @@ void Run::ask_to_end(int signal_number) {
       child.unsent += static_cast<char>(signal_number);
     } else {
       child.input.reset();
-      kill(-child.pid, signal_number);
+      child.child.signal(signal_number);
     }
   }
   if (!kill_at_) kill_at_ = monotonic_clock().now() + options_.grace;
@@ -409,21 +236,13 @@ void Run::look_for_exits() {
   const Child* culprit = nullptr;
   for (Child& child : children_) {
     if (!child.running) continue;
-    siginfo_t info{};
-    // Looks without reaping: see the top of the file.
-    if (waitid(P_PID, static_cast<id_t>(child.pid), &info, WEXITED | WNOHANG | WNOWAIT) != 0 ||
-        info.si_pid == 0) {
-      continue;
-    }
+    const auto ending = child.child.ended();
+    if (!ending) continue;
     child.running = false;
-    child.pidfd.reset();
     child.input.reset();
     child.outcome.after = elapsed();
-    if (info.si_code == CLD_EXITED) {
-      child.outcome.exit_code = info.si_status;
-    } else {
-      child.outcome.signal = info.si_status;
-    }
+    child.outcome.exit_code = ending->exit_code;
+    child.outcome.signal = ending->signal;
     if (!child.failed() || child.outcome.ended_by_us) continue;
     // Of several that are found at once, one that crashed is rather the cause, and one that exited
     // rather lost its peer.
@@ -531,8 +350,8 @@ void Run::wait_for_something(int signal_fd) {
   const auto no_later_than = [&](Nanos time) { wake_at = std::min(wake_at.value_or(time), time); };
   const bool room = !out_.full() && !err_.full();
   for (const Child& child : children_) {
-    if (child.running && child.pidfd) {
-      polled.push_back({.fd = child.pidfd.get(), .events = POLLIN, .revents = 0});
+    if (child.running && child.child.fd() >= 0) {
+      polled.push_back({.fd = child.child.fd(), .events = POLLIN, .revents = 0});
     } else if (child.running) {
       no_later_than(monotonic_clock().now() + kTick);
     }
@@ -612,7 +431,7 @@ Result<Report> run(const std::vector<Process>& processes, const Options& options
       return error(Code::invalid_argument, "rank %u is there twice", process.rank);
     }
   }
-  WEFT_ASSIGN(Minder minder, Minder::start(processes.size()));
+  WEFT_ASSIGN(process::Minder minder, process::Minder::start(processes.size()));
   Run run(options, std::move(minder));
   for (const Process& process : processes) WEFT_TRY(run.start(process));
   return run.mind();

@@ -2,14 +2,14 @@
 // one line of JSON: what the launcher said, and the sum. For the tests beside it.
 #include <cstdio>
 
-#include "weft/launch.h"
+#include "weft/membership.h"
 #include "weft/runtime.h"
 
 namespace weft {
 namespace {
 
 Result<std::string> join_and_add() {
-  WEFT_ASSIGN(const launch::Membership member, launch::membership_from_environment());
+  WEFT_ASSIGN(const membership::Membership member, membership::from_environment());
   runtime::Options options;
   options.rank = {member.rank};
   options.ranks = member.size;

@@ -63,7 +63,9 @@ class Cluster:
         self.host = socket.gethostname().split(".")[0]
         self.environment = {name: value for name, value in os.environ.items()
                             if not name.startswith(("SLURM_", "WEFT_", "PMI", "OMPI_"))}
-        self.environment.update(PATH=PATH, SLURM_CONF=f"{folder}/slurm.conf")
+        # Ranks agree on a secret in a folder of their user's: here one that goes with the test.
+        self.environment.pop("XDG_RUNTIME_DIR", None)
+        self.environment.update(PATH=PATH, SLURM_CONF=f"{folder}/slurm.conf", TMPDIR=folder)
 
     def start(self):
         for name in ("state", "spool"):

@@ -1,8 +1,12 @@
 // Two ends that measure what lies between them.
 //
-//   doctor ── agent's input: "weft-doctor 1 TOKEN\n" ──────────► peer
-//          ◄─ agent's output: "weft-doctor 1 PORT VERSION\n" ───
+//   doctor ── agent's input: "weft-doctor 2 TOKEN THERE HERE\n" ─► peer
+//          ◄─ agent's output: "weft-doctor 2 PORT VERSION\n" ─────
 //          ── connections to PORT: TOKEN, then 'd' and data, or 'c' and questions for the time ──►
+//
+// THERE is the address at which the doctor will knock, and the peer listens on that one alone; if
+// it is none of its own (a forwarded one), on the one that routes to HERE, which is the doctor's.
+// "-" stands for what is not known; then nothing listens, and PORT is 0.
 //
 // Data is thrown away and counted; the count comes back when the data ends. The peer lives until
 // its input ends, and for a minute at most.
@@ -12,14 +16,13 @@
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <signal.h>
-#include <spawn.h>
 #include <sys/socket.h>
 #include <sys/time.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cerrno>
 #include <charconv>
 #include <cmath>
@@ -28,23 +31,29 @@
 #include <sstream>
 #include <thread>
 
-#include "doctor.h"
-#include "hosts.h"
+#include "checks.h"
+#include "weft/launch.h"
+#include "weft/membership.h"
+#include "weft/process.h"
 
-extern char** environ;
+namespace weft::doctor {
 
-namespace weft::launch {
+using launch::addresses_of;
+using launch::socket_address;
+using launch::SocketAddress;
 
 namespace {
 
-constexpr std::string_view kGreeting = "weft-doctor 1 ";
+constexpr std::string_view kGreeting = "weft-doctor 2 ";
 constexpr size_t kTokenBytes = 64;  // as new_secret() makes them
+constexpr const char* kUnknown = "-";
 constexpr size_t kBlockBytes = 256 << 10;
 constexpr size_t kConnectionsMax = 64;
 constexpr uint32_t kFlows = 4;
 constexpr int kClockQuestions = 16;
 constexpr Nanos kPeerLife = Nanos::from_seconds(60);
 constexpr Nanos kAgentPatience = Nanos::from_seconds(15);
+constexpr Nanos kEndPatience = Nanos::from_seconds(2);
 constexpr Nanos kMeasure = Nanos::from_millis(300);
 constexpr int kSocketPatienceSeconds = 3;
 
@@ -140,10 +149,10 @@ void tell_time(int fd) {
 }
 
 void serve(int fd, const std::string& token) {
-  std::string shown(kTokenBytes, '\0');
+  std::string presented(kTokenBytes, '\0');
   char kind = 0;
-  if (!receive_all(fd, shown.data(), shown.size()) || shown != token ||
-      !receive_all(fd, &kind, 1)) {
+  if (!receive_all(fd, presented.data(), presented.size()) ||
+      !membership::same_secret(presented, token) || !receive_all(fd, &kind, 1)) {
     return;
   }
   if (kind == 'd') count_data(fd);
@@ -151,35 +160,38 @@ void serve(int fd, const std::string& token) {
 }
 
 struct Connection {
+  explicit Connection(Fd accepted) : fd(std::move(accepted)) {}
   Fd fd;
+  std::atomic<bool> done = false;
   std::thread thread;
 };
 
-// Whatever the family, any address of this host. Returns the port.
-Result<uint16_t> listen_anywhere(Fd& listener) {
-  for (const char* address : {"::", "0.0.0.0"}) {
-    auto local = socket_address(address, 0);
-    if (!local) continue;
-    listener = Fd(socket(local->storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    if (!listener) continue;
-    if (local->storage.ss_family == AF_INET6) {
-      const int off = 0;
-      setsockopt(listener.get(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof(off));
-    }
-    if (bind(listener.get(), local->get(), local->size) != 0 ||
-        listen(listener.get(), kConnectionsMax) != 0 ||
-        getsockname(listener.get(), local->get(), &local->size) != 0) {
-      continue;
-    }
-    // The port is at the same place for both families.
-    sockaddr_in6 bound{};
-    std::memcpy(&bound, &local->storage, sizeof(bound));
-    return ntohs(bound.sin6_port);
+// Returns the port. `address` is one of this host's, or that is the error.
+Result<uint16_t> listen_on(const std::string& address, Fd& listener) {
+  WEFT_ASSIGN(SocketAddress local, socket_address(address, 0));
+  listener = Fd(socket(local.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  if (!listener || bind(listener.get(), local.get(), local.size) != 0 ||
+      listen(listener.get(), kConnectionsMax) != 0 ||
+      getsockname(listener.get(), local.get(), &local.size) != 0) {
+    return io_error(errno, "cannot listen on %s", membership::shown(address).c_str());
   }
-  return io_error(errno, "cannot listen");
+  // The port is at the same place for both families.
+  sockaddr_in6 bound{};
+  std::memcpy(&bound, &local.storage, sizeof(bound));
+  return ntohs(bound.sin6_port);
 }
 
-// Until the input ends.
+// On the address at which the doctor knocks, or on the one from which this host answers it.
+Result<uint16_t> listen_for_doctor(const std::string& there, const std::string& here,
+                                   Fd& listener) {
+  if (there == kUnknown) return uint16_t{0};
+  auto port = listen_on(there, listener);
+  if (port || here == kUnknown) return port;
+  WEFT_ASSIGN(const std::string own, launch::source_towards(here));
+  return listen_on(own, listener);
+}
+
+// Until the input ends. Without a listener (-1) nobody comes.
 void accept_connections(int input, int listener, const std::string& token) {
   std::list<Connection> connections;
   const Nanos until = monotonic_clock().now() + kPeerLife;
@@ -190,10 +202,20 @@ void accept_connections(int input, int listener, const std::string& token) {
     if (ready[0].revents != 0) break;
     if (ready[1].revents == 0) continue;
     Fd accepted(accept4(listener, nullptr, nullptr, SOCK_CLOEXEC));
+    // Who was sent away must not keep others out.
+    std::erase_if(connections, [](Connection& connection) {
+      if (!connection.done) return false;
+      connection.thread.join();
+      return true;
+    });
     if (!accepted || connections.size() >= kConnectionsMax) continue;
     set_patience(accepted.get());
-    const int fd = accepted.get();
-    connections.push_back({std::move(accepted), std::thread([fd, token] { serve(fd, token); })});
+    Connection& connection = connections.emplace_back(std::move(accepted));
+    connection.thread = std::thread([&connection, &token] {
+      serve(connection.fd.get(), token);
+      shutdown(connection.fd.get(), SHUT_RDWR);
+      connection.done = true;
+    });
   }
   for (Connection& connection : connections) {
     shutdown(connection.fd.get(), SHUT_RDWR);
@@ -203,14 +225,15 @@ void accept_connections(int input, int listener, const std::string& token) {
 
 }  // namespace
 
-Result<void> doctor_peer(int input, int output) {
+Result<void> serve_as_peer(int input, int output) {
   WEFT_ASSIGN(const std::string line, read_line(input, kPeerLife));
-  if (!line.starts_with(kGreeting) || line.size() != kGreeting.size() + kTokenBytes) {
+  std::istringstream words(line.starts_with(kGreeting) ? line.substr(kGreeting.size()) : "");
+  std::string token, there, here;
+  if (!(words >> token >> there >> here) || token.size() != kTokenBytes) {
     return error(Code::corrupt, "what comes is not from `weft doctor`; this verb is for it alone");
   }
-  const std::string token = line.substr(kGreeting.size());
   Fd listener;
-  WEFT_ASSIGN(const uint16_t port, listen_anywhere(listener));
+  WEFT_ASSIGN(const uint16_t port, listen_for_doctor(there, here, listener));
   const std::string answer =
       text("%s%u %s\n", std::string(kGreeting).c_str(), unsigned{port}, version());
   if (write(output, answer.data(), answer.size()) != static_cast<ssize_t>(answer.size())) {
@@ -331,13 +354,16 @@ void check_rates(Checks& checks, const std::string& name, const Peer& peer) {
 Result<Peer> greet(int input, int output, const std::string& address, std::string* their_version) {
   Peer peer;
   peer.address = address;
-  peer.token = new_secret();
-  const std::string greeting = std::string(kGreeting) + peer.token + "\n";
+  peer.token = membership::new_secret();
+  const auto here = launch::source_towards(address);
+  const std::string greeting =
+      text("%s%s %s %s\n", std::string(kGreeting).c_str(), peer.token.c_str(),
+           address.empty() ? kUnknown : address.c_str(), here ? here->c_str() : kUnknown);
   // If it has ended already, what it answers, or that it does not, says more.
   send_all(input, greeting.data(), greeting.size());
   WEFT_ASSIGN(const std::string line, read_line(output, kAgentPatience));
   std::istringstream words(line.starts_with(kGreeting) ? line.substr(kGreeting.size()) : "");
-  if (!(words >> peer.port >> *their_version) || peer.port == 0) {
+  if (!(words >> peer.port >> *their_version) || (peer.port == 0) != address.empty()) {
     return error(Code::corrupt, "it answers \"%s\"", line.substr(0, 80).c_str());
   }
   return peer;
@@ -350,47 +376,24 @@ class Agent {
  public:
   static Result<std::unique_ptr<Agent>> start(std::vector<std::string> words) {
     std::unique_ptr<Agent> agent(new Agent());
-    int in[2], out[2], err[2];
-    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, in) != 0) {
-      return io_error(errno, "cannot make a pair of sockets");
-    }
-    agent->input_ = Fd(in[0]);
-    const Fd their_in(in[1]);
-    if (pipe2(out, O_CLOEXEC) != 0) return io_error(errno, "cannot make a pipe");
-    agent->output_ = Fd(out[0]);
-    const Fd their_out(out[1]);
-    if (pipe2(err, O_CLOEXEC) != 0) return io_error(errno, "cannot make a pipe");
-    agent->complaints_ = Fd(err[0]);
-    const Fd their_err(err[1]);
-    std::vector<char*> argv;
-    argv.reserve(words.size() + 1);
-    for (std::string& word : words) argv.push_back(word.data());
-    argv.push_back(nullptr);
-    posix_spawn_file_actions_t actions;
-    posix_spawn_file_actions_init(&actions);
-    posix_spawn_file_actions_adddup2(&actions, their_in.get(), 0);
-    posix_spawn_file_actions_adddup2(&actions, their_out.get(), 1);
-    posix_spawn_file_actions_adddup2(&actions, their_err.get(), 2);
-    const int failure =
-        posix_spawnp(&agent->pid_, argv[0], &actions, nullptr, argv.data(), environ);
-    posix_spawn_file_actions_destroy(&actions);
-    if (failure != 0) {
-      agent->pid_ = -1;
-      return io_error(failure, "cannot start %s", words[0].c_str());
-    }
+    WEFT_ASSIGN(process::Pipe in, process::make_socket_pair());
+    WEFT_ASSIGN(process::Pipe out, process::make_pipe());
+    WEFT_ASSIGN(process::Pipe err, process::make_pipe());
+    process::Command command;
+    command.argv = std::move(words);
+    command.descriptors = {{in.read.get(), STDIN_FILENO},
+                           {out.write.get(), STDOUT_FILENO},
+                           {err.write.get(), STDERR_FILENO}};
+    WEFT_ASSIGN(agent->child_, process::Child::start(command));
+    agent->input_ = std::move(in.write);
+    agent->output_ = std::move(out.read);
+    agent->complaints_ = std::move(err.read);
     return agent;
   }
 
   ~Agent() {
-    if (pid_ < 0) return;
     input_.reset();
-    // It ends by itself, because its input does.
-    for (int i = 0; i < 100; ++i) {
-      if (waitpid(pid_, nullptr, WNOHANG) != 0) return;
-      usleep(20'000);
-    }
-    kill(pid_, SIGKILL);
-    waitpid(pid_, nullptr, 0);
+    child_.end(0, kEndPatience);  // it ends by itself, because its input does
   }
   Agent(const Agent&) = delete;
   Agent& operator=(const Agent&) = delete;
@@ -411,7 +414,7 @@ class Agent {
 
  private:
   Agent() = default;
-  pid_t pid_ = -1;
+  process::Child child_;
   Fd input_, output_, complaints_;
 };
 
@@ -435,36 +438,35 @@ void check_clock_of(Checks& checks, const std::string& name, const Peer& peer) {
 }  // namespace
 
 void check_loopback_rate(Checks& checks) {
-  int in[2], out[2];
-  if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, in) != 0 || pipe2(out, O_CLOEXEC) != 0) {
-    checks.note("rate on this host", text("not measured: %s", strerror(errno)), "ulimit -n 4096");
+  auto in = process::make_socket_pair(), out = process::make_pipe();
+  if (!in || !out) {
+    checks.note("rate on this host", "not measured: " + (in ? out : in).error().message(),
+                "ulimit -n 4096");
     return;
   }
-  Fd input(in[0]);
-  const Fd their_input(in[1]), output(out[0]), their_output(out[1]);
   std::thread peer_thread([&] {
-    if (const auto ended = doctor_peer(their_input.get(), their_output.get()); !ended) {
+    if (const auto ended = serve_as_peer(in->read.get(), out->write.get()); !ended) {
       // The other end then waits for an answer in vain, and says so.
-      WEFT_LOG(launch, info, "%s", ended.error().message().c_str());
+      WEFT_LOG(doctor, info, "%s", ended.error().message().c_str());
     }
   });
   std::string their_version;
-  const auto peer = greet(input.get(), output.get(), "127.0.0.1", &their_version);
+  const auto peer = greet(in->write.get(), out->read.get(), "127.0.0.1", &their_version);
   if (peer) {
     check_rates(checks, "rate on this host", *peer);
   } else {
     checks.problem("rate on this host", peer.error().message(), "ulimit -n 4096");
   }
-  input.reset();
+  in->write.reset();
   peer_thread.join();
 }
 
-void check_other_host(Checks& checks, const DoctorOptions& options, const std::string& host) {
+void check_other_host(Checks& checks, const Options& options, const std::string& host) {
   const std::string weft = options.remote_weft.empty() ? self_path() : options.remote_weft;
   const std::string remedy =
       text("`%s %s %s --version` must work without asking anything (ssh-copy-id %s; --weft PATH)",
            options.agent.c_str(), host.c_str(), weft.c_str(), host.c_str());
-  auto words = agent_command(options.agent, host, {weft, "doctor-peer"});
+  auto words = launch::agent_command(options.agent, host, {weft, "doctor-peer"});
   if (!words) {
     checks.problem(host, words.error().message(), "--weft PATH");
     return;
@@ -474,7 +476,7 @@ void check_other_host(Checks& checks, const DoctorOptions& options, const std::s
     checks.problem(host, agent.error().message(), "--agent with a program that is installed");
     return;
   }
-  const auto addresses = addresses_of(without_user(host));
+  const auto addresses = addresses_of(launch::without_user(host));
   std::string their_version;
   const auto peer = greet((*agent)->input(), (*agent)->output(),
                           addresses ? addresses->front() : "", &their_version);
@@ -492,11 +494,11 @@ void check_other_host(Checks& checks, const DoctorOptions& options, const std::s
   }
   if (!addresses) {
     checks.problem(host + " name", addresses.error().message(),
-                   text("echo \"ADDRESS %s\" >> /etc/hosts", without_user(host).c_str()));
+                   text("echo \"ADDRESS %s\" >> /etc/hosts", launch::without_user(host).c_str()));
     return;
   }
   check_clock_of(checks, host, *peer);
   if (options.rates) check_rates(checks, host + " rate", *peer);
 }
 
-}  // namespace weft::launch
+}  // namespace weft::doctor

@@ -2,9 +2,9 @@
 
 #include <charconv>
 
-#include "environment.h"
+#include "weft/membership.h"
 
-namespace weft::launch {
+namespace weft::membership {
 
 namespace {
 
@@ -124,4 +124,4 @@ Result<std::vector<uint32_t>> expand_counts(std::string_view list) {
   }
 }
 
-}  // namespace weft::launch
+}  // namespace weft::membership

@@ -3,28 +3,26 @@
 // Each launcher is a row of kLaunchers and a function that finds the rendezvous: where rank 0 is
 // known by address that address is used; where it is not, and all ranks are on this host, a file.
 
-#include <fcntl.h>
-#include <sys/stat.h>
+#include "weft/membership.h"
+
 #include <unistd.h>
 
-#include <array>
-#include <cerrno>
 #include <charconv>
 #include <cstdlib>
 
 #include "environment.h"
 #include "nodelist.h"
-#include "weft/launch.h"
+#include "secret.h"
 
-namespace weft::launch {
+namespace weft::membership {
 
 namespace {
 
 constexpr const char* kSecretForm =
     "an even number of hexadecimal digits, 32 at least, the same on every rank";
+constexpr const char* kMakeSecret = "export WEFT_SECRET=$(openssl rand -hex 32)";
 constexpr const char* kRendezvousForm =
     "ADDRESS:PORT of rank 0, such as 10.0.0.1:29400 or [fd00::1]:29400, or file:PATH on one host";
-constexpr Bytes kSecretFileMax = {4096};
 
 // ---- variables -----------------------------------------------------------------------------
 
@@ -68,16 +66,8 @@ struct Launcher {
   bool (*present)(const Lookup&);
   Identity identity;
   Meeting meeting;
+  const char* mend;  // how its ranks get a secret, after the line that makes one
 };
-
-// A number from text, the same everywhere (FNV-1a). No secret is kept by it.
-uint64_t digest(std::string_view text, uint64_t seed) {
-  uint64_t hash = 0xcbf29ce484222325 ^ (seed * 0x9e3779b97f4a7c15);
-  for (const char c : text) {
-    hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3;
-  }
-  return hash;
-}
 
 std::string join_values(const Lookup& lookup, std::initializer_list<const char*> names) {
   std::string joined;
@@ -118,15 +108,8 @@ Result<std::string> file_meeting(const Lookup& lookup, const Membership& members
                  membership.launcher.c_str(), here.c_str(), membership.size, kRendezvousForm);
   }
   WEFT_ASSIGN(const std::string job, identity(lookup, membership));
-  std::string folder;
-  for (const char* name : {"XDG_RUNTIME_DIR", "TMPDIR"}) {
-    const std::string value = lookup(name).value_or("");
-    if (folder.empty() && value.starts_with('/') && access(value.c_str(), W_OK | X_OK) == 0) {
-      folder = value;
-    }
-  }
-  if (folder.empty()) folder = P_tmpdir;
-  return text("file:%s/weft-%u-%016llx", folder.c_str(), unsigned{getuid()},
+  WEFT_ASSIGN(const std::string folder, users_folder(lookup));
+  return text("file:%s/%016llx", folder.c_str(),
               static_cast<unsigned long long>(digest(membership.launcher + job, 0)));
 }
 
@@ -262,19 +245,22 @@ Result<std::string> weft_meeting(const Lookup& lookup, const Membership&) {
 
 constexpr Launcher kLaunchers[] = {
     {"weft", "WEFT_RANK", "WEFT_SIZE", "WEFT_LOCAL_RANK", "WEFT_LOCAL_SIZE", weft_present, nullptr,
-     weft_meeting},
+     weft_meeting, ""},
     {"torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", torchrun_present,
-     torchrun_identity, torchrun_meeting},
+     torchrun_identity, torchrun_meeting,
+     " once, and the same value on every host before torchrun, which passes it on"},
     {"Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
-     "OMPI_COMM_WORLD_LOCAL_SIZE", open_mpi_present, open_mpi_identity, open_mpi_meeting},
+     "OMPI_COMM_WORLD_LOCAL_SIZE", open_mpi_present, open_mpi_identity, open_mpi_meeting,
+     " and `mpirun -x WEFT_SECRET ...`"},
     {"MPICH", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", mpich_present,
-     mpich_identity, mpich_meeting},
+     mpich_identity, mpich_meeting, " before mpiexec, which passes it on"},
     {"Slurm", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE",
-     slurm_present, slurm_identity, slurm_meeting},
+     slurm_present, slurm_identity, slurm_meeting, " before srun or sbatch, which pass it on"},
     {"Horovod", "HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE",
-     horovod_present, horovod_identity, horovod_meeting},
+     horovod_present, horovod_identity, horovod_meeting, " before horovodrun, which passes it on"},
     {"DMLC", "DMLC_WORKER_ID", "DMLC_NUM_WORKER", "BYTEPS_LOCAL_RANK", "BYTEPS_LOCAL_SIZE",
-     dmlc_present, dmlc_identity, dmlc_meeting},
+     dmlc_present, dmlc_identity, dmlc_meeting,
+     " once, and the same value in the environment of every worker"},
 };
 
 const Launcher* find_launcher(const Lookup& lookup) {
@@ -286,62 +272,67 @@ const Launcher* find_launcher(const Lookup& lookup) {
 
 // ---- the secret ----------------------------------------------------------------------------
 
-Result<std::string> checked_secret(std::string secret, const std::string& source) {
-  const bool hex = secret.find_first_not_of("0123456789abcdefABCDEF") == std::string::npos;
-  if (secret.size() >= 32 && secret.size() % 2 == 0 && hex) return secret;
-  // Messages end up in logs, so the value itself is not told.
-  return error(Code::invalid_argument, "%s has %zu characters%s: expected %s", source.c_str(),
-               secret.size(), hex ? "" : ", not all of them hexadecimal", kSecretForm);
+Result<bool> is_insecure(const Lookup& lookup) {
+  const std::string value = lookup("WEFT_INSECURE").value_or("0");
+  if (value == "0" || value.empty()) return false;
+  if (value == "1") return true;
+  return error(Code::invalid_argument, "WEFT_INSECURE is \"%s\": expected 0 or 1",
+               shown(value).c_str());
 }
 
-Result<std::string> secret_from_file(const std::string& path, const std::string& source) {
-  // Looked at through the open file, so that nobody exchanges it in between.
-  const Fd file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  struct stat status {};
-  if (!file || fstat(file.get(), &status) != 0) {
-    return io_error(errno, "%s: cannot open %s", source.c_str(), shown(path).c_str());
-  }
-  if (!S_ISREG(status.st_mode) || (status.st_mode & 077) != 0) {
-    return error(Code::invalid_argument,
-                 "%s: %s must be a file that nobody else may read: chmod 600 it", source.c_str(),
-                 shown(path).c_str());
-  }
-  std::string content(kSecretFileMax.count, '\0');
-  const ssize_t n = read(file.get(), content.data(), content.size());
-  if (n < 0) return io_error(errno, "%s: cannot read %s", source.c_str(), shown(path).c_str());
-  content.resize(static_cast<size_t>(n));
-  content.erase(content.find_last_not_of(" \t\r\n") + 1);
-  return checked_secret(std::move(content), source);
+// All ranks are processes of this user on this host: what only they can read, they share.
+Result<std::string> agreed_secret(const Lookup& lookup, const Launcher& launcher,
+                                  const Membership& membership) {
+  WEFT_ASSIGN(const std::string folder, users_folder(lookup));
+  WEFT_ASSIGN(const std::string own, users_secret(folder));
+  // Jobs that meet elsewhere, or are other jobs in the launcher's words, have other secrets.
+  const auto identity = launcher.identity(lookup, membership);
+  return secret_of_job(own, text("%s;%s;%u;%s", launcher.name, membership.rendezvous.c_str(),
+                                 membership.size, identity ? identity->c_str() : ""));
 }
 
-Result<std::string> derived_secret(const Lookup& lookup, const Launcher& launcher,
-                                   const Membership& membership) {
-  WEFT_ASSIGN(const std::string job, launcher.identity(lookup, membership));
-  if (membership.rank == 0) {
-    WEFT_LOG(launch, warn,
-             "the job's secret is made from what %s says of the job: anyone who can see the job's "
-             "environment could join; set WEFT_SECRET, the same on all ranks",
-             launcher.name);
-  }
-  std::string secret;
-  for (uint64_t part = 1; part <= 4; ++part) {
-    secret += text("%016llx", static_cast<unsigned long long>(Rng(digest(job, part)).next()));
-  }
-  return secret;
+Error no_secret(const Launcher& launcher, const Membership& membership) {
+  const std::string here =
+      membership.local_size == 0
+          ? text("%s does not say how many ranks are on this host", launcher.name)
+          : text("%u of %u ranks are on this host", membership.local_size, membership.size);
+  return error(
+      Code::not_found,
+      "WEFT_SECRET is not set, and %s, so that they cannot agree on one here: `%s`%s; or put "
+      "one into ~/.weft/secret (mode 0600) on every host; or WEFT_INSECURE=1, and anyone "
+      "who knows the job's numbers can join it",
+      here.c_str(), kMakeSecret, launcher.mend);
 }
 
 Result<std::string> find_secret(const Lookup& lookup, const Launcher& launcher,
                                 const Membership& membership) {
-  if (auto secret = lookup("WEFT_SECRET")) return checked_secret(*std::move(secret), "WEFT_SECRET");
+  if (auto secret = lookup("WEFT_SECRET")) {
+    WEFT_TRY(check_secret(*secret, "WEFT_SECRET"));
+    return *std::move(secret);
+  }
   if (const auto path = lookup("WEFT_SECRET_FILE")) {
     return secret_from_file(*path, "WEFT_SECRET_FILE");
   }
+  if (const auto number = lookup("WEFT_SECRET_FD")) return secret_from_descriptor(*number);
   if (launcher.identity == nullptr) return variable(lookup, "WEFT_SECRET", kSecretForm);
   const std::string own = lookup("HOME").value_or("") + "/.weft/secret";
   if (own.starts_with('/') && access(own.c_str(), F_OK) == 0) {
     return secret_from_file(own, "the secret in the home folder");
   }
-  return derived_secret(lookup, launcher, membership);
+  WEFT_ASSIGN(const bool insecure, is_insecure(lookup));
+  if (membership.local_size == membership.size || membership.size == 1) {
+    auto agreed = agreed_secret(lookup, launcher, membership);
+    if (agreed || !insecure) return agreed;
+  } else if (!insecure) {
+    return no_secret(launcher, membership);
+  }
+  WEFT_ASSIGN(const std::string job, launcher.identity(lookup, membership));
+  WEFT_LOG(membership, warn,
+           "WEFT_INSECURE is 1: the job's secret is made from what %s says of the job, and anyone "
+           "who knows that can join and change what is computed; set WEFT_SECRET, the same on all "
+           "ranks",
+           launcher.name);
+  return computable_secret(job);
 }
 
 // ---- together ------------------------------------------------------------------------------
@@ -406,7 +397,7 @@ std::optional<std::string> environment_variable(const char* name) {
 
 }  // namespace
 
-Result<Membership> membership_from_environment(const Lookup& lookup) {
+Result<Membership> from_environment(const Lookup& lookup) {
   const Launcher* launcher = find_launcher(lookup);
   if (launcher == nullptr) {
     return error(Code::not_found,
@@ -426,17 +417,13 @@ Result<Membership> membership_from_environment(const Lookup& lookup) {
   return membership;
 }
 
-Result<Membership> membership_from_environment() {
-  return membership_from_environment(environment_variable);
+Result<Membership> from_environment() { return from_environment(environment_variable); }
+
+std::optional<std::string> launcher(const Lookup& lookup) {
+  const Launcher* found = find_launcher(lookup);
+  return found == nullptr ? std::nullopt : std::optional<std::string>(found->name);
 }
 
-std::optional<std::string> launcher_of_environment(const Lookup& lookup) {
-  const Launcher* launcher = find_launcher(lookup);
-  return launcher == nullptr ? std::nullopt : std::optional<std::string>(launcher->name);
-}
+std::optional<std::string> launcher() { return launcher(environment_variable); }
 
-std::optional<std::string> launcher_of_environment() {
-  return launcher_of_environment(environment_variable);
-}
-
-}  // namespace weft::launch
+}  // namespace weft::membership

@@ -12,11 +12,16 @@
 #include <cstring>
 #include <map>
 
-#include "doctor.h"
-#include "environment.h"
-#include "hosts.h"
+#include "checks.h"
+#include "weft/launch.h"
+#include "weft/membership.h"
 
-namespace weft::launch {
+namespace weft::doctor {
+
+using launch::addresses_of;
+using launch::InterfaceAddress;
+using launch::socket_address;
+using launch::SocketAddress;
 
 namespace {
 
@@ -31,7 +36,7 @@ bool is_loopback(const std::string& address) {
 }
 
 void check_interfaces(Checks& checks, const std::vector<InterfaceAddress>& all,
-                      const DoctorOptions& options) {
+                      const Options& options) {
   std::map<std::string, std::string> by_name;
   for (const InterfaceAddress& entry : all) {
     if (usable(entry)) by_name[entry.interface] += " " + entry.address;
@@ -61,7 +66,7 @@ void check_interfaces(Checks& checks, const std::vector<InterfaceAddress>& all,
 }
 
 void check_name(Checks& checks, const std::vector<InterfaceAddress>& all) {
-  const std::string name = host_name();
+  const std::string name = membership::host_name();
   const auto outside = std::find_if(all.begin(), all.end(), usable);
   const std::string own_address = outside == all.end() ? "127.0.0.1" : outside->address;
   const std::string remedy =
@@ -140,7 +145,7 @@ void check_route(Checks& checks, const std::vector<InterfaceAddress>& all,
     return;
   }
   const std::string& address = addresses->front();
-  const auto source = source_towards(address);
+  const auto source = launch::source_towards(address);
   if (!source) {
     checks.problem("route to rank 0", source.error().message(),
                    text("ip route get %s must succeed; set WEFT_RENDEZVOUS to an address of rank 0 "
@@ -216,8 +221,8 @@ void check_ports(Checks& checks, const std::vector<InterfaceAddress>& all) {
 
 }  // namespace
 
-void check_network(Checks& checks, const DoctorOptions& options) {
-  const auto all = interface_addresses();
+void check_network(Checks& checks, const Options& options) {
+  const auto all = launch::interface_addresses();
   check_interfaces(checks, all, options);
   check_name(checks, all);
   if (options.rank0.empty()) {
@@ -228,4 +233,4 @@ void check_network(Checks& checks, const DoctorOptions& options) {
   check_ports(checks, all);
 }
 
-}  // namespace weft::launch
+}  // namespace weft::doctor

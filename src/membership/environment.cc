@@ -6,7 +6,9 @@
 #include <charconv>
 #include <sstream>
 
-namespace weft::launch {
+#include "weft/membership.h"
+
+namespace weft::membership {
 
 bool is_address_and_port(std::string_view value) {
   const size_t colon = value.rfind(':');
@@ -77,4 +79,4 @@ std::optional<std::string> ancestor_named(std::string_view ending) {
   return std::nullopt;
 }
 
-}  // namespace weft::launch
+}  // namespace weft::membership

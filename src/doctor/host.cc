@@ -11,9 +11,9 @@
 #include <cstring>
 #include <sstream>
 
-#include "doctor.h"
+#include "checks.h"
 
-namespace weft::launch {
+namespace weft::doctor {
 
 std::optional<std::string> KernelFiles::text(const std::string& path) const {
   auto content = read_file(root + path, kib(64));
@@ -243,7 +243,7 @@ void check_ptrace(Checks& checks, const KernelFiles& files) {
       *scope >= 3 ? "it stays so until the next boot" : "sysctl -w kernel.yama.ptrace_scope=0");
 }
 
-void check_host(Checks& checks, const DoctorOptions& options) {
+void check_host(Checks& checks, const Options& options) {
   const KernelFiles files{};
   check_processors(checks, files, options.ranks);
   check_memory(checks, files);
@@ -264,4 +264,4 @@ void check_host(Checks& checks, const DoctorOptions& options) {
   check_ptrace(checks, files);
 }
 
-}  // namespace weft::launch
+}  // namespace weft::doctor

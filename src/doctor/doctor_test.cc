@@ -1,4 +1,4 @@
-#include "doctor.h"
+#include "checks.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -10,10 +10,13 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <thread>
 
-#include "environment.h"
+#include "weft/launch.h"
+#include "weft/membership.h"
+#include "weft/process.h"
 
-namespace weft::launch {
+namespace weft::doctor {
 namespace {
 
 using ::testing::HasSubstr;
@@ -121,10 +124,10 @@ TEST_F(DoctorTest, PtraceScope) {
 }
 
 TEST_F(DoctorTest, ThisMachineIsLookedAtFully) {
-  DoctorOptions options;
+  Options options;
   options.rank0 = "127.0.0.1";
   options.ranks = 1;
-  const auto found = doctor(options);
+  const auto found = examine(options);
   for (const Check& check : found) {
     EXPECT_FALSE(check.found.empty()) << check.name;
     // What is not well comes with what to do.
@@ -137,7 +140,7 @@ TEST_F(DoctorTest, ThisMachineIsLookedAtFully) {
 }
 
 TEST_F(DoctorTest, AnUnknownRankZeroIsAProblem) {
-  DoctorOptions options;
+  Options options;
   options.rank0 = "weft-no-such-host.invalid";
   check_network(checks_, options);
   EXPECT_EQ(find("route to rank 0").verdict, Verdict::problem);
@@ -153,12 +156,12 @@ TEST_F(DoctorTest, AnInterfaceThatIsNotThereIsAProblem) {
 }
 
 TEST_F(DoctorTest, HostsThatTheAgentDoesNotReachAreProblems) {
-  DoctorOptions options;
+  Options options;
   options.remote_weft = "weft";
   const std::pair<const char*, const char*> cases[] = {
       {"false", "it ended without an answer"},
       {"echo", "it answers \"far weft doctor-peer\""},
-      {"/absent/agent", "cannot start /absent/agent"},
+      {"/absent/agent", "there is no program \"/absent/agent\""},
       {"ls", "cannot access"},
   };
   for (const auto& [agent, said] : cases) {
@@ -173,16 +176,83 @@ TEST_F(DoctorTest, HostsThatTheAgentDoesNotReachAreProblems) {
 }
 
 TEST(DoctorPeer, RefusesWhoIsNotADoctor) {
-  for (const char* line : {"", "hello\n", "weft-doctor 1 short\n", "weft-doctor 2 x\n"}) {
+  for (const char* line : {"", "hello\n", "weft-doctor 2 short - -\n", "weft-doctor 1 x\n"}) {
     int ends[2];
     ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, ends), 0);
     Fd mine(ends[0]);
     const Fd theirs(ends[1]);
     ASSERT_EQ(write(mine.get(), line, strlen(line)), static_cast<ssize_t>(strlen(line)));
     mine.reset();
-    EXPECT_FALSE(doctor_peer(theirs.get(), theirs.get()).ok()) << line;
+    EXPECT_FALSE(serve_as_peer(theirs.get(), theirs.get()).ok()) << line;
   }
 }
 
+// A peer in a thread of this process, greeted by hand.
+class ServedPeer {
+ public:
+  explicit ServedPeer(const std::string& there)
+      : token_(membership::new_secret()),
+        in_(*process::make_socket_pair()),
+        out_(*process::make_pipe()),
+        thread_([this] { ended_ = serve_as_peer(in_.read.get(), out_.write.get()).ok(); }) {
+    const std::string greeting = "weft-doctor 2 " + token_ + " " + there + " 127.0.0.1\n";
+    EXPECT_EQ(write(in_.write.get(), greeting.data(), greeting.size()),
+              static_cast<ssize_t>(greeting.size()));
+    std::string answer(256, '\0');
+    const ssize_t n = read(out_.read.get(), answer.data(), answer.size());
+    EXPECT_EQ(sscanf(answer.c_str(), "weft-doctor 2 %u ", &port_), 1) << n;
+  }
+  ~ServedPeer() {
+    in_.write.reset();
+    thread_.join();
+    EXPECT_TRUE(ended_);
+  }
+  const std::string& token() const { return token_; }
+  unsigned port() const { return port_; }
+  Fd connect_to(const std::string& address) const {
+    auto to = launch::socket_address(address, static_cast<uint16_t>(port_));
+    Fd fd(socket(to->storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    return connect(fd.get(), to->get(), to->size) == 0 ? std::move(fd) : Fd();
+  }
+  // Whether it tells its time to one who shows this token.
+  bool answers(const std::string& address, const std::string& token) const {
+    const Fd fd = connect_to(address);
+    const std::string question = token + "c?";
+    char answer[8];
+    return fd && send(fd.get(), question.data(), question.size(), MSG_NOSIGNAL) > 0 &&
+           recv(fd.get(), answer, sizeof(answer), MSG_WAITALL) == sizeof(answer);
+  }
+
+ private:
+  std::string token_;
+  process::Pipe in_, out_;
+  unsigned port_ = 0;
+  bool ended_ = false;
+  std::thread thread_;
+};
+
+TEST(DoctorPeer, ListensOnlyWhereTheDoctorKnocks) {
+  const ServedPeer peer("127.0.0.1");
+  EXPECT_TRUE(peer.answers("127.0.0.1", peer.token()));
+  EXPECT_FALSE(peer.connect_to("127.0.0.2")) << "another address of the same host";
+}
+
+TEST(DoctorPeer, AtAnAddressThatIsNotItsOwnListensWhereItAnswersFrom) {
+  const ServedPeer peer("192.0.2.1");  // forwarded from there, say
+  EXPECT_TRUE(peer.answers("127.0.0.1", peer.token()));
+  EXPECT_FALSE(peer.connect_to("127.0.0.2"));
+}
+
+TEST(DoctorPeer, WithoutAnAddressListensNowhere) { EXPECT_EQ(ServedPeer("-").port(), 0u); }
+
+TEST(DoctorPeer, LetsInOnlyWhoShowsTheToken) {
+  const ServedPeer peer("127.0.0.1");
+  std::string nearly = peer.token();
+  nearly.back() = nearly.back() == '0' ? '1' : '0';
+  EXPECT_FALSE(peer.answers("127.0.0.1", nearly));
+  EXPECT_FALSE(peer.answers("127.0.0.1", membership::new_secret()));
+  EXPECT_TRUE(peer.answers("127.0.0.1", peer.token()));
+}
+
 }  // namespace
-}  // namespace weft::launch
+}  // namespace weft::doctor

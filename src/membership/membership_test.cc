@@ -9,9 +9,9 @@
 
 #include "environment.h"
 #include "nodelist.h"
-#include "weft/launch.h"
+#include "weft/membership.h"
 
-namespace weft::launch {
+namespace weft::membership {
 namespace {
 
 using ::testing::AllOf;
@@ -29,7 +29,7 @@ Lookup lookup_in(Variables variables) {
 }
 
 Result<Membership> member(const Variables& variables) {
-  return membership_from_environment(lookup_in(variables));
+  return from_environment(lookup_in(variables));
 }
 
 // The variables with one of them changed, or taken away.
@@ -44,20 +44,24 @@ std::string complaint(const Variables& variables) {
   return membership.ok() ? "no complaint" : membership.error().message();
 }
 
+const std::string kSecret(64, 'a');
 const Variables kTorchrun = {{"RANK", "3"},
                              {"WORLD_SIZE", "4"},
                              {"LOCAL_RANK", "1"},
                              {"LOCAL_WORLD_SIZE", "2"},
                              {"MASTER_ADDR", "10.0.0.1"},
                              {"MASTER_PORT", "29500"},
-                             {"TORCHELASTIC_RUN_ID", "run"}};
-const Variables kOpenMpi = {{"OMPI_COMM_WORLD_RANK", "1"},
-                            {"OMPI_COMM_WORLD_SIZE", "2"},
-                            {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
-                            {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"},
-                            {"PMIX_NAMESPACE", "1667432449"}};
-const Variables kMpich = {
-    {"PMI_RANK", "1"}, {"PMI_SIZE", "2"}, {"MPI_LOCALRANKID", "1"}, {"MPI_LOCALNRANKS", "2"}};
+                             {"TORCHELASTIC_RUN_ID", "run"},
+                             {"WEFT_SECRET", kSecret}};
+const Variables kOpenMpi = {
+    {"OMPI_COMM_WORLD_RANK", "1"},       {"OMPI_COMM_WORLD_SIZE", "2"},
+    {"OMPI_COMM_WORLD_LOCAL_RANK", "1"}, {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"},
+    {"PMIX_NAMESPACE", "1667432449"},    {"WEFT_SECRET", kSecret}};
+const Variables kMpich = {{"PMI_RANK", "1"},
+                          {"PMI_SIZE", "2"},
+                          {"MPI_LOCALRANKID", "1"},
+                          {"MPI_LOCALNRANKS", "2"},
+                          {"WEFT_SECRET", kSecret}};
 const Variables kSlurm = {{"SLURM_PROCID", "5"},
                           {"SLURM_NTASKS", "7"},
                           {"SLURM_LOCALID", "1"},
@@ -65,18 +69,18 @@ const Variables kSlurm = {{"SLURM_PROCID", "5"},
                           {"SLURM_STEP_TASKS_PER_NODE", "2(x3),1"},
                           {"SLURM_JOB_NODELIST", "gpu[01-04]"},
                           {"SLURM_JOB_ID", "77"},
-                          {"SLURM_STEP_ID", "0"}};
+                          {"SLURM_STEP_ID", "0"},
+                          {"WEFT_SECRET", kSecret}};
 const Variables kHorovod = {{"HOROVOD_RANK", "0"},
                             {"HOROVOD_SIZE", "2"},
                             {"HOROVOD_LOCAL_RANK", "0"},
                             {"HOROVOD_LOCAL_SIZE", "1"},
                             {"HOROVOD_GLOO_RENDEZVOUS_ADDR", "fd00::1"},
-                            {"HOROVOD_GLOO_RENDEZVOUS_PORT", "4000"}};
-const Variables kDmlc = {{"DMLC_ROLE", "worker"},
-                         {"DMLC_WORKER_ID", "1"},
-                         {"DMLC_NUM_WORKER", "2"},
-                         {"DMLC_PS_ROOT_URI", "head"},
-                         {"DMLC_PS_ROOT_PORT", "65535"}};
+                            {"HOROVOD_GLOO_RENDEZVOUS_PORT", "4000"},
+                            {"WEFT_SECRET", kSecret}};
+const Variables kDmlc = {{"DMLC_ROLE", "worker"},        {"DMLC_WORKER_ID", "1"},
+                         {"DMLC_NUM_WORKER", "2"},       {"DMLC_PS_ROOT_URI", "head"},
+                         {"DMLC_PS_ROOT_PORT", "65535"}, {"WEFT_SECRET", kSecret}};
 
 Variables merged(std::initializer_list<Variables> all) {
   Variables out;
@@ -93,7 +97,7 @@ TEST(Membership, OfTorchrunMeetsAbovePortOfItsStore) {
   EXPECT_EQ(membership->local_rank, 1u);
   EXPECT_EQ(membership->local_size, 2u);
   EXPECT_EQ(membership->rendezvous, "10.0.0.1:29501");
-  EXPECT_EQ(membership->secret.size(), 64u);
+  EXPECT_EQ(membership->secret, kSecret);
   EXPECT_EQ(membership->host, host_name());
   EXPECT_THAT(complaint(with(kTorchrun, "MASTER_PORT", "0")), StartsWith("MASTER_PORT is \"0\""));
   EXPECT_THAT(complaint(with(kTorchrun, "MASTER_ADDR", std::nullopt)),
@@ -110,7 +114,8 @@ TEST(Membership, LocalRanksMayBeUnknown) {
 }
 
 TEST(Membership, OfOpenMpiOnOneHostMeetsInAFile) {
-  const Variables here = with(kOpenMpi, "TMPDIR", ::testing::TempDir());
+  const Variables here =
+      with(with(kOpenMpi, "TMPDIR", ::testing::TempDir()), "WEFT_SECRET", std::nullopt);
   const auto membership = member(here);
   ASSERT_TRUE(membership.ok()) << membership.error().message();
   EXPECT_EQ(membership->launcher, "Open MPI");
@@ -143,10 +148,12 @@ TEST(Membership, OfMpichNeedsHydraAbove) {
   EXPECT_THAT(complaint(kMpich), HasSubstr("no process above this one is Hydra's pmi_proxy"));
   EXPECT_THAT(complaint(with(kMpich, "MPI_LOCALNRANKS", std::nullopt)),
               HasSubstr("an unknown number of 2 ranks"));
-  // What tells the job apart on one host is not known on another.
-  EXPECT_THAT(complaint(with(with(with(kMpich, "MPI_LOCALNRANKS", "1"), "MPI_LOCALRANKID", "0"),
-                             "WEFT_RENDEZVOUS", "10.0.0.1:5000")),
-              StartsWith("WEFT_SECRET is not set"));
+  // Ranks on several hosts have no file in common.
+  EXPECT_THAT(
+      complaint(with(with(with(with(kMpich, "MPI_LOCALNRANKS", "1"), "MPI_LOCALRANKID", "0"),
+                          "WEFT_RENDEZVOUS", "10.0.0.1:5000"),
+                     "WEFT_SECRET", std::nullopt)),
+      AllOf(StartsWith("WEFT_SECRET is not set"), HasSubstr("before mpiexec")));
   const auto membership = member(
       with(with(kMpich, "WEFT_RENDEZVOUS", "file:/run/x"), "WEFT_SECRET", std::string(64, 'a')));
   ASSERT_TRUE(membership.ok()) << membership.error().message();
@@ -209,12 +216,11 @@ TEST(Membership, TheFirstLauncherOfTheListWins) {
   for (size_t i = 0; i < names.size(); ++i) {
     Variables rest;
     for (size_t j = i; j < names.size(); ++j) rest = merged({rest, all.begin()[j]});
-    EXPECT_EQ(launcher_of_environment(lookup_in(rest)), names[i]);
+    EXPECT_EQ(launcher(lookup_in(rest)), names[i]);
   }
-  EXPECT_EQ(launcher_of_environment(lookup_in({})), std::nullopt);
+  EXPECT_EQ(launcher(lookup_in({})), std::nullopt);
   // srun speaks PMI too, but tells more by its own variables.
-  EXPECT_EQ(launcher_of_environment(
-                lookup_in(merged({kSlurm, with(kMpich, "MPI_LOCALNRANKS", std::nullopt)}))),
+  EXPECT_EQ(launcher(lookup_in(merged({kSlurm, with(kMpich, "MPI_LOCALNRANKS", std::nullopt)}))),
             "Slurm");
 }
 
@@ -263,64 +269,69 @@ TEST(Membership, OwnRendezvousWins) {
   EXPECT_EQ(member(with(kSlurm, "WEFT_INTERFACE", "eth1"))->interface, "eth1");
 }
 
-class SecretFile : public ::testing::Test {
+// ---- weft's own ----------------------------------------------------------------------------
+
+class OwnVariables : public ::testing::Test {
  protected:
   void SetUp() override {
-    std::string name = std::filesystem::temp_directory_path() / "weft-secret-XXXXXX";
-    ASSERT_NE(mkdtemp(name.data()), nullptr);
-    folder_ = name;
+    set("WEFT_RANK", "1");
+    set("WEFT_SIZE", "4");
+    set("WEFT_RENDEZVOUS", "127.0.0.1:5000");
+    set("WEFT_SECRET", new_secret().c_str());
   }
-  void TearDown() override { std::filesystem::remove_all(folder_); }
-  std::string put(const std::string& name, const std::string& content, mode_t mode) const {
-    std::string path = folder_ + "/" + name;
-    std::filesystem::create_directories(std::filesystem::path(path).parent_path());
-    std::ofstream(path) << content;
-    chmod(path.c_str(), mode);
-    return path;
+  void TearDown() override {
+    for (const char* name : {"WEFT_RANK", "WEFT_SIZE", "WEFT_RENDEZVOUS", "WEFT_SECRET"}) {
+      unsetenv(name);
+    }
   }
-  std::string folder_;
+  static void set(const char* name, const char* value) {
+    if (value == nullptr) {
+      unsetenv(name);
+    } else {
+      setenv(name, value, 1);
+    }
+  }
+  // What is said when one variable is wrong and the others are right.
+  std::string complaint(const char* name, const char* value) {
+    SetUp();
+    set(name, value);
+    const auto membership = from_environment();
+    return membership.ok() ? "" : membership.error().message();
+  }
 };
 
-TEST_F(SecretFile, IsReadWhenNobodyElseMay) {
-  const std::string secret(64, 'e');
-  const auto membership =
-      member(with(kTorchrun, "WEFT_SECRET_FILE", put("secret", secret + "\n", 0600)));
+TEST_F(OwnVariables, IsRead) {
+  const auto membership = from_environment();
   ASSERT_TRUE(membership.ok()) << membership.error().message();
-  EXPECT_EQ(membership->secret, secret);
-  EXPECT_THAT(complaint(with(kTorchrun, "WEFT_SECRET_FILE", put("open", secret, 0640))),
-              HasSubstr("chmod 600"));
-  EXPECT_THAT(complaint(with(kTorchrun, "WEFT_SECRET_FILE", folder_)), HasSubstr("chmod 600"));
-  EXPECT_THAT(complaint(with(kTorchrun, "WEFT_SECRET_FILE", folder_ + "/none")),
-              HasSubstr("cannot open"));
-  const std::string said = complaint(with(kTorchrun, "WEFT_SECRET_FILE",
-                                          put("bad",
-                                              "not hex at all, but long enough "
-                                              "to be taken for one",
-                                              0600)));
-  EXPECT_THAT(said, AllOf(HasSubstr("hexadecimal"), ::testing::Not(HasSubstr("not hex at"))));
-  // The variable wins over the file, and either over the home folder.
-  const Variables both = with(with(kTorchrun, "WEFT_SECRET", std::string(32, 'b')),
-                              "WEFT_SECRET_FILE", put("other", secret, 0600));
-  EXPECT_EQ(member(both)->secret, std::string(32, 'b'));
+  EXPECT_EQ(membership->rank, 1u);
+  EXPECT_EQ(membership->size, 4u);
+  EXPECT_EQ(membership->rendezvous, "127.0.0.1:5000");
+  EXPECT_EQ(membership->secret.size(), 64u);
+  EXPECT_EQ(complaint("WEFT_RENDEZVOUS", "[::1]:80"), "");
+  EXPECT_EQ(complaint("WEFT_RENDEZVOUS", "node-3.local:80"), "");
 }
 
-TEST_F(SecretFile, OfTheHomeFolderIsUsedBeforeMakingOne) {
-  put(".weft/secret", std::string(64, 'c'), 0600);
-  EXPECT_EQ(member(with(kTorchrun, "HOME", folder_))->secret, std::string(64, 'c'));
-  put(".weft/secret", std::string(64, 'c'), 0644);
-  EXPECT_THAT(complaint(with(kTorchrun, "HOME", folder_)), HasSubstr("chmod 600"));
-}
-
-TEST_F(SecretFile, WithoutOneRankZeroSaysSoOnce) {
-  std::vector<std::string> lines;
-  log_set_sink([&](std::string_view line) { lines.emplace_back(line); });
-  const auto rank3 = member(kTorchrun);
-  EXPECT_TRUE(lines.empty());
-  const auto rank0 = member(with(with(kTorchrun, "RANK", "0"), "LOCAL_RANK", "0"));
-  log_set_sink({});
-  ASSERT_EQ(lines.size(), 1u);
-  EXPECT_THAT(lines[0], HasSubstr("set WEFT_SECRET"));
-  EXPECT_EQ(rank0->secret, rank3->secret);
+TEST_F(OwnVariables, SaysWhichVariableIsWrongAndWhatIsExpected) {
+  for (const char* name : {"WEFT_RANK", "WEFT_SIZE", "WEFT_RENDEZVOUS", "WEFT_SECRET"}) {
+    EXPECT_THAT(complaint(name, nullptr), StartsWith(std::string(name) + " is not set"));
+  }
+  for (const char* value : {"4", "-1", "1x", "", " 1", "99999999999999999999", "0x1"}) {
+    EXPECT_THAT(complaint("WEFT_RANK", value),
+                StartsWith(std::string("WEFT_RANK is \"") + value + "\": expected"));
+  }
+  for (const char* value : {"0", "65536", "four"}) {
+    EXPECT_THAT(complaint("WEFT_SIZE", value), HasSubstr("1 to 65535"));
+  }
+  for (const char* value :
+       {"", "host", ":80", "host:", "host:0", "host:65536", "host:8x", "::1:80"}) {
+    EXPECT_THAT(complaint("WEFT_RENDEZVOUS", value), HasSubstr("ADDRESS:PORT")) << value;
+  }
+  for (const char* value : {"", "abc", "00112233445566778899aabbccddeeffzz"}) {
+    const std::string said = complaint("WEFT_SECRET", value);
+    EXPECT_THAT(said, HasSubstr("hexadecimal"));
+    // A secret stays one.
+    EXPECT_TRUE(*value == 0 || said.find(value) == std::string::npos) << said;
+  }
 }
 
 // ---- lists ---------------------------------------------------------------------------------
@@ -364,4 +375,4 @@ TEST(Ancestor, IsFoundByName) {
 }
 
 }  // namespace
-}  // namespace weft::launch
+}  // namespace weft::membership

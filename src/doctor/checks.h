@@ -1,12 +1,13 @@
 // The doctor's parts. Each adds to a list what it looked at, well or not.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
-#include "weft/launch.h"
+#include "weft/doctor.h"
 
-namespace weft::launch {
+namespace weft::doctor {
 
 // What a check looks at, as far as it is read from files of the kernel: below `root`, so that a
 // test can be another machine. Values that cannot be read are absent.
@@ -34,7 +35,7 @@ class Checks {
   std::vector<Check> list_;
 };
 
-// doctor_host.cc: processors, memory, limits, clock, settings of the kernel.
+// host.cc: processors, memory, limits, clock, settings of the kernel.
 void check_processors(Checks& checks, const KernelFiles& files, uint32_t ranks);
 void check_memory(Checks& checks, const KernelFiles& files);
 void check_shared_memory(Checks& checks, uint64_t size_bytes, uint64_t free_bytes);
@@ -43,13 +44,13 @@ void check_limits(Checks& checks, uint64_t open_files, uint64_t open_files_max,
 void check_clock(Checks& checks, const KernelFiles& files);
 void check_tcp_settings(Checks& checks, const KernelFiles& files);
 void check_ptrace(Checks& checks, const KernelFiles& files);
-void check_host(Checks& checks, const DoctorOptions& options);
+void check_host(Checks& checks, const Options& options);
 
-// doctor_network.cc: interfaces, names, routes, ports of this host.
-void check_network(Checks& checks, const DoctorOptions& options);
+// network.cc: interfaces, names, routes, ports of this host.
+void check_network(Checks& checks, const Options& options);
 
-// doctor_peer.cc: what a connection carries, to this host itself and to others.
+// peer.cc: what a connection carries, to this host itself and to others.
 void check_loopback_rate(Checks& checks);
-void check_other_host(Checks& checks, const DoctorOptions& options, const std::string& host);
+void check_other_host(Checks& checks, const Options& options, const std::string& host);
 
-}  // namespace weft::launch
+}  // namespace weft::doctor

@@ -1,6 +1,6 @@
-#include "doctor.h"
+#include "checks.h"
 
-namespace weft::launch {
+namespace weft::doctor {
 
 const char* name_of(Verdict verdict) {
   switch (verdict) {
@@ -11,7 +11,7 @@ const char* name_of(Verdict verdict) {
   return "unknown";
 }
 
-std::vector<Check> doctor(const DoctorOptions& options) {
+std::vector<Check> examine(const Options& options) {
   Checks checks;
   check_network(checks, options);
   check_host(checks, options);
@@ -20,4 +20,4 @@ std::vector<Check> doctor(const DoctorOptions& options) {
   return checks.take();
 }
 
-}  // namespace weft::launch
+}  // namespace weft::doctor
