@@ -21,6 +21,7 @@ struct Options {
   uint32_t ranks = 0;  // 0: as many as the hosts have slots
   std::vector<std::string> program;
   std::string hosts;
+  std::vector<std::string> variables;
   launch::Placement placement;
   std::string timeout;
   std::string grace = "3s";
@@ -53,9 +54,10 @@ constexpr int kExitNotFound = 127, kExitNotStarted = 126;
 Result<std::vector<launch::Process>> processes_of(const Options& options, Nanos grace) {
   launch::Placement placement = options.placement;
   placement.grace = grace;
+  WEFT_ASSIGN(placement.added, launch::parse_variables(options.variables));
   const bool here = options.hosts.empty();
   if (here && placement.rendezvous.empty() && placement.interface.empty()) {
-    return launch::local_job(options.ranks, options.program);
+    return launch::local_job(options.ranks, options.program, placement.added);
   }
   if (here) {
     placement.hosts = {{"localhost", options.ranks}};
@@ -125,6 +127,10 @@ void add_run(CLI::App& app, Context& context) {
       ->type_name("ADDRESS:PORT");
   verb->add_option("--interface", placement.interface, "The network to use, by its interface")
       ->type_name("IF");
+  verb->add_option("-x,--env", options->variables,
+                   "A variable for every rank, also on other hosts, where few go by themselves")
+      ->type_name("NAME[=VALUE]")
+      ->allow_extra_args(false);
   verb->add_option("--timeout", options->timeout, "End the job when it takes longer, as in 10s")
       ->type_name("TIME")
       ->check(flaw_of_duration);

@@ -68,6 +68,17 @@ TEST(VerbRun, TellsTheRanksWhereToMeet) {
   EXPECT_EQ(call_run({"-n", "1", "--rendezvous", "2345", "--", "true"}).exit_code, kExitBadInput);
 }
 
+TEST(VerbRun, VariablesAreGivenToEveryRank) {
+  const Called called = call_run({"-n", "2", "-x", "ASKED=for it", "--env", "OTHER=two", "--", "sh",
+                                  "-c", "echo $ASKED $OTHER $WEFT_SIZE"});
+  EXPECT_EQ(called.exit_code, kExitDone) << called.err;
+  EXPECT_NE(called.out.find("[0] for it two 2\n"), std::string::npos) << called.out;
+  EXPECT_NE(called.out.find("[1] for it two 2\n"), std::string::npos) << called.out;
+  const Called unset = call_run({"-n", "1", "-x", "WEFT_NOT_SET_HERE", "--", "true"});
+  EXPECT_EQ(unset.exit_code, kExitBadInput);
+  EXPECT_NE(unset.err.find("WEFT_NOT_SET_HERE is not set here"), std::string::npos) << unset.err;
+}
+
 TEST(VerbRun, TheFailureOfAnAgentIsTold) {
   const Called called = call_run({"-H", "localhost,weft-far.invalid", "--rendezvous", "h:1",
                                   "--agent", "false", "--weft", "weft", "--", "sleep", "60"});

@@ -132,16 +132,54 @@ TEST(RemoteStart, GarbageIsRefused) {
   }
 }
 
-TEST(RemoteStart, TheEnvironmentOfThisSessionStaysHere) {
-  setenv("WEFT_HOSTS_TEST", "value", 1);
-  setenv("SSH_AUTH_SOCK", "/socket", 1);
+// Sets variables while it lives.
+class Environment {
+ public:
+  explicit Environment(std::initializer_list<const char*> names) : names_(names) {
+    for (const char* name : names_) setenv(name, "value", 1);
+  }
+  ~Environment() {
+    for (const char* name : names_) unsetenv(name);
+  }
+  Environment(const Environment&) = delete;
+  Environment& operator=(const Environment&) = delete;
+
+ private:
+  std::vector<const char*> names_;
+};
+
+TEST(RemoteStart, OnlyWhatAJobNeedsOfTheEnvironmentGoesAlong) {
+  const auto needed = {"WEFT_HOSTS_TEST",      "OMP_NUM_THREADS", "NCCL_DEBUG", "PYTHONPATH",
+                       "CUDA_VISIBLE_DEVICES", "VIRTUAL_ENV",     "LC_ALL"};
+  const auto not_theirs = {"AWS_SECRET_ACCESS_KEY",
+                           "SSH_AUTH_SOCK",
+                           "LD_PRELOAD",
+                           "GITHUB_TOKEN",
+                           "KUBECONFIG",
+                           "XDG_RUNTIME_DIR",
+                           "TMPDIR",
+                           "WEFT_HOST",
+                           "WEFT_SECRET_FD",
+                           "WEFT_SECRET_FILE",
+                           "MY_OMP_KEY"};
+  const Environment set(needed), also(not_theirs);
   const auto sent = environment_for_others();
-  unsetenv("WEFT_HOSTS_TEST");
-  unsetenv("SSH_AUTH_SOCK");
-  EXPECT_EQ(sent.at("WEFT_HOSTS_TEST"), "value");
-  EXPECT_FALSE(sent.contains("SSH_AUTH_SOCK"));
+  for (const char* name : needed) EXPECT_EQ(sent.at(name), "value") << name;
+  for (const char* name : not_theirs) EXPECT_FALSE(sent.contains(name)) << name;
   EXPECT_FALSE(sent.contains("HOME"));
   EXPECT_TRUE(sent.contains("PATH"));
+}
+
+TEST(Variables, AreNamedOrGiven) {
+  const Environment set({"WEFT_HOSTS_TEST"});
+  const auto found = parse_variables({"WEFT_HOSTS_TEST", "A=b=c", "EMPTY="});
+  ASSERT_TRUE(found.ok()) << found.error().message();
+  EXPECT_EQ(*found, (Variables{{"WEFT_HOSTS_TEST", "value"}, {"A", "b=c"}, {"EMPTY", ""}}));
+  const auto unset = parse_variables({"WEFT_NOT_SET_HERE"});
+  ASSERT_FALSE(unset.ok());
+  EXPECT_THAT(unset.error().message(), HasSubstr("WEFT_NOT_SET_HERE is not set here"));
+  EXPECT_FALSE(parse_variables({"=x"}).ok());
+  EXPECT_FALSE(parse_variables({""}).ok());
 }
 
 // ---- jobs ----------------------------------------------------------------------------------
@@ -158,6 +196,7 @@ TEST(JobOnHosts, FillsHostsInOrder) {
   placement.agent = "agent --option";
   placement.remote_weft = "/opt/weft";
   placement.interface = "eth1";
+  placement.added = {{"ASKED_FOR", "yes"}, {"WEFT_RANK", "77"}};
   const auto job = job_on_hosts(4, {"program", "word"}, placement);
   ASSERT_TRUE(job.ok()) << job.error().message();
   ASSERT_EQ(job->size(), 4u);
@@ -173,6 +212,8 @@ TEST(JobOnHosts, FillsHostsInOrder) {
   EXPECT_EQ(sent.at("WEFT_LOCAL_SIZE"), "2");
   EXPECT_EQ(sent.at("WEFT_RENDEZVOUS"), "10.0.0.1:5000");
   EXPECT_EQ(sent.at("WEFT_INTERFACE"), "eth1");
+  EXPECT_EQ(sent.at("ASKED_FOR"), "yes");
+  EXPECT_EQ((*job)[0].environment.at("ASKED_FOR"), "yes");
   EXPECT_EQ(sent_environment((*job)[3]).at("WEFT_LOCAL_SIZE"), "1");
   // The secret goes over the input, and nowhere that ps looks.
   EXPECT_EQ(sent.at("WEFT_SECRET"), (*job)[0].environment.at("WEFT_SECRET"));

@@ -1,12 +1,36 @@
 #include "weft/launch.h"
 
+#include <cstdlib>
+
 #include "weft/membership.h"
 
 namespace weft::launch {
 
 using membership::kRanksMax;
 
-Result<std::vector<Process>> local_job(uint32_t ranks, const std::vector<std::string>& argv) {
+Result<Variables> parse_variables(const std::vector<std::string>& list) {
+  Variables out;
+  for (const std::string& item : list) {
+    const size_t equals = item.find('=');
+    const std::string name = item.substr(0, equals);
+    if (name.empty()) {
+      return error(Code::invalid_argument, "\"%s\" is no variable: expected NAME or NAME=VALUE",
+                   membership::shown(item).c_str());
+    }
+    if (equals != std::string::npos) {
+      out[name] = item.substr(equals + 1);
+    } else if (const char* value = std::getenv(name.c_str())) {
+      out[name] = value;
+    } else {
+      return error(Code::not_found, "the variable %s is not set here; NAME=VALUE gives it a value",
+                   membership::shown(name).c_str());
+    }
+  }
+  return out;
+}
+
+Result<std::vector<Process>> local_job(uint32_t ranks, const std::vector<std::string>& argv,
+                                       const Variables& added) {
   if (ranks < 1 || ranks > kRanksMax) {
     return error(Code::invalid_argument, "%u ranks: expected 1 to %u", ranks, kRanksMax);
   }
@@ -26,6 +50,7 @@ Result<std::vector<Process>> local_job(uint32_t ranks, const std::vector<std::st
                            {"WEFT_LOCAL_SIZE", std::to_string(ranks)},
                            {"WEFT_RENDEZVOUS", "127.0.0.1:" + std::to_string(port)},
                            {"WEFT_SECRET", secret}};
+    process.environment.insert(added.begin(), added.end());
     processes.push_back(std::move(process));
   }
   return processes;

@@ -10,7 +10,8 @@
 //   weft run ──stdin──► agent HOST weft run --remote-child ──► program
 //              rank, folder, environment and secret, then signals; its end ends the program
 //
-// so that no secret stands in a command line.
+// so that no secret stands in a command line. Of the environment only what a job needs goes along
+// (docs/launch.md), not what is secret or belongs to a host or a session.
 //
 // SIGINT, SIGTERM and SIGHUP that come during a run are passed on once; when they come again the
 // processes are killed. Standard input of the processes is empty.
@@ -72,8 +73,15 @@ struct Report {
 // Runs all to their end. Fails only if a process cannot be started (then none is left).
 Result<Report> run(const std::vector<Process>& processes, const Options& options);
 
+// Variables that are added to those of every rank.
+using Variables = std::map<std::string, std::string>;
+// From "NAME=VALUE", or "NAME" with the value that it has here. Fails with not_found for a name
+// that is not set here.
+Result<Variables> parse_variables(const std::vector<std::string>& list);
+
 // N copies of a program on this machine, with a fresh secret and a free port.
-Result<std::vector<Process>> local_job(uint32_t ranks, const std::vector<std::string>& argv);
+Result<std::vector<Process>> local_job(uint32_t ranks, const std::vector<std::string>& argv,
+                                       const Variables& added = {});
 
 // ---- other hosts ---------------------------------------------------------------------------
 
@@ -90,6 +98,7 @@ struct Placement {
   std::string rendezvous;   // empty: an address of rank 0's host
   std::string interface;    // empty: the one that routes to the others
   std::string remote_weft;  // the program on other hosts; empty: the path of this one
+  Variables added;
   Nanos grace = Nanos::from_seconds(3);
 };
 // Ranks on several hosts, in the present folder. Those on this host are started directly.

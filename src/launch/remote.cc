@@ -122,22 +122,36 @@ Result<RemoteStart> read_remote_start(int input) {
   return decode(items);
 }
 
+// A list of what goes, not of what stays: whatever else a shell holds (keys, tokens, sockets of
+// agents, LD_PRELOAD) is nobody's business on another host unless it is asked for.
 std::map<std::string, std::string> environment_for_others() {
-  constexpr std::string_view kOwn[] = {
-      "HOME", "USER",    "LOGNAME", "SHELL", "PWD", "OLDPWD",     "TMPDIR", "HOSTNAME",
-      "HOST", "DISPLAY", "TERM",    "MAIL",  "_",   "XAUTHORITY", "SHLVL",  "WINDOWID"};
-  constexpr std::string_view kOwnBeginnings[] = {"SSH_", "XDG_", "DBUS_", "SUDO_"};
+  constexpr std::string_view kNames[] = {
+      // Where programs, libraries and packages are: the same paths are expected on every host.
+      "PATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "CONDA_PREFIX", "CONDA_DEFAULT_ENV",
+      // Which devices a job may see.
+      "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES",
+      // How text and time are written.
+      "LANG", "TZ"};
+  // How libraries that a job computes and communicates with work.
+  constexpr std::string_view kBeginnings[] = {"WEFT_", "PYTHON", "OMP_",      "MKL_",
+                                              "KMP_",  "GOMP_",  "OPENBLAS_", "NCCL_",
+                                              "GLOO_", "UCX_",   "FI_",       "LC_"};
+  // Of a host: its name, its files, its descriptors.
+  constexpr std::string_view kOwn[] = {"WEFT_HOST", "WEFT_SECRET_FILE", "WEFT_SECRET_FD"};
   std::map<std::string, std::string> out;
   for (char** entry = environ; *entry != nullptr; ++entry) {
     const std::string_view line(*entry);
     const size_t equals = line.find('=');
     if (equals == std::string_view::npos || equals == 0) continue;
     const std::string_view name = line.substr(0, equals);
-    const bool own =
-        std::find(std::begin(kOwn), std::end(kOwn), name) != std::end(kOwn) ||
-        std::any_of(std::begin(kOwnBeginnings), std::end(kOwnBeginnings),
+    const auto is_name = [&](std::string_view known) { return name == known; };
+    const bool goes =
+        std::any_of(std::begin(kNames), std::end(kNames), is_name) ||
+        std::any_of(std::begin(kBeginnings), std::end(kBeginnings),
                     [&](std::string_view beginning) { return name.starts_with(beginning); });
-    if (!own) out[std::string(name)] = line.substr(equals + 1);
+    if (goes && std::none_of(std::begin(kOwn), std::end(kOwn), is_name)) {
+      out[std::string(name)] = line.substr(equals + 1);
+    }
   }
   return out;
 }
@@ -260,6 +274,7 @@ Result<std::vector<Process>> job_on_hosts(uint32_t ranks, const std::vector<std:
                              {"WEFT_RENDEZVOUS", rendezvous},
                              {"WEFT_SECRET", secret}};
       if (!placement.interface.empty()) process.environment["WEFT_INTERFACE"] = placement.interface;
+      process.environment.insert(placement.added.begin(), placement.added.end());
       if (!is_this_host(host.name)) {
         WEFT_ASSIGN(process, remote_process(std::move(process), placement, folder));
       }

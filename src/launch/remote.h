@@ -28,7 +28,7 @@ std::string encode(const RemoteStart& start);
 Result<RemoteStart> read_remote_start(int input);
 Result<RemoteStart> decode(std::string_view items);
 
-// The caller's environment without what belongs to this host or session.
+// What of the caller's environment a job needs elsewhere too: see the list in remote.cc.
 std::map<std::string, std::string> environment_for_others();
 
 }  // namespace weft::launch

@@ -321,13 +321,23 @@ class Agent(Launched):
     def test_hands_over_folder_and_environment_but_no_secret_in_words(self):
         script = ('echo "$WEFT_RANK $PWD $MINE ${#WEFT_SECRET} $1"; '
                   'tr "\\0" " " < /proc/$PPID/cmdline')
-        run = self.weft_run("-H", "a.invalid:1", "--", "sh", "-c", script, "sh", "two  'words'",
-                            MINE="my value")
+        run = self.weft_run("-H", "a.invalid:1", "-x", "MINE", "--", "sh", "-c", script, "sh",
+                            "two  'words'", MINE="my value")
         self.assertEqual(run.returncode, 0, run.stderr)
         lines = run.stdout.splitlines()
         self.assertEqual(lines[0], f"[0] 0 {self.folder} my value 64 two  'words'")
         self.assertEqual(self.content("calls"), f"a.invalid: {WEFT} remote-child\n")
         self.assertIn("remote-child", lines[1])
+
+    def test_hands_over_nothing_that_is_not_on_the_list(self):
+        names = ["AWS_SECRET_ACCESS_KEY", "SSH_AUTH_SOCK", "LD_PRELOAD", "WEFT_HOST"]
+        run = self.weft_run("-H", "a.invalid:1", "--no-prefix", "-x", "GIVEN=yes", "--", "env",
+                            OMP_NUM_THREADS="3", **{name: "" for name in names})
+        self.assertEqual(run.returncode, 0, run.stderr)
+        there = dict(line.split("=", 1) for line in run.stdout.splitlines() if "=" in line)
+        for name in names:
+            self.assertNotIn(name, there)
+        self.assertEqual((there["OMP_NUM_THREADS"], there["GIVEN"]), ("3", "yes"))
 
     def test_one_failure_ends_all_and_is_named(self):
         run = self.weft_run("-H", "a.invalid,b.invalid,localhost", "--", "sh", "-c",
