@@ -169,6 +169,7 @@ Result<std::unique_ptr<Job>> join(const JoinOptions& given) {
   membership::Membership membership;
   if (given.membership) {
     membership = *given.membership;
+    WEFT_TRY(membership::check_secret(membership.secret, "the given secret"));
   } else {
     WEFT_ASSIGN(membership, find_membership(lookup));
   }

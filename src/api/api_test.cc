@@ -126,6 +126,19 @@ TEST(Join, refuses_wrong_variables_by_name) {
   EXPECT_THAT(refusal({{"WEFT_RANK", "0"}}), HasSubstr("WEFT_SIZE"));
 }
 
+TEST(Join, a_given_secret_that_is_too_short_is_refused) {
+  JoinOptions options;
+  options.environment = environment({});
+  options.membership.emplace();
+  for (const char* secret :
+       {"", "secret", "0011223344556677", "no hexadecimal digits, but 32 long"}) {
+    options.membership->secret = secret;
+    auto job = join(options);
+    ASSERT_FALSE(job.ok()) << secret;
+    EXPECT_THAT(job.error().message(), HasSubstr("hexadecimal digits, 32 at least"));
+  }
+}
+
 TEST(Join, options_win_over_the_environment) {
   JoinOptions options;
   options.environment = environment({{"WEFT_PLAN", "no_such_plan"},

@@ -138,10 +138,10 @@ typedef struct weft_options {
   uint32_t rank;
   uint32_t size;
   const char* rendezvous; /* "address:port" of rank 0, "[v6]:port", or "file:PATH" on one host */
-  const char* secret;
-  const char* host;  /* this host's name in messages; NULL: "localhost" */
-  const char* plan;  /* a plan's file or a preset */
-  const char* trace; /* a folder; "": no recording */
+  const char* secret; /* an even number of hexadecimal digits, 32 at least; the same on all ranks */
+  const char* host;   /* this host's name in messages; NULL: "localhost" */
+  const char* plan;   /* a plan's file or a preset */
+  const char* trace;  /* a folder; "": no recording */
   const char* interface_name;
   weft_choice shared_memory;
   weft_choice probe; /* measure the network when joining; as environment: if recording */

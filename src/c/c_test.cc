@@ -216,6 +216,8 @@ TEST(Join, refuses_options_that_cannot_be) {
   };
   EXPECT_THAT(refused([](weft_options& o) { o.size = 2; }), HasSubstr("rendezvous"));
   EXPECT_THAT(refused([](weft_options& o) { o.rank = 1; }), HasSubstr("rank 1 of 1"));
+  EXPECT_THAT(refused([](weft_options& o) { o.secret = "a short secret"; }),
+              HasSubstr("the given secret has 14 characters"));
   EXPECT_THAT(refused([](weft_options& o) { o.plan = "nonsense"; }), HasSubstr("nonsense"));
   EXPECT_THAT(refused([](weft_options& o) { o.join_timeout_ms = UINT64_MAX; }),
               HasSubstr("timeout"));
