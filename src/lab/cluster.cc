@@ -15,7 +15,6 @@
 #include <optional>
 #include <thread>
 
-#include "process.h"
 #include "shaper.h"
 
 namespace weft::lab {
@@ -89,6 +88,26 @@ Result<void> cover_hosts_file(const std::string& content) {
   return {};
 }
 
+// Where a process starts.
+struct Place {
+  std::vector<int> namespaces;  // entered before the program starts
+  std::vector<int> kept;        // descriptors that it has under the same numbers
+  bool dies_with_parent = false;
+
+  process::Command put(process::Command command) const {
+    for (const int fd : kept) command.descriptors.push_back({fd, fd});
+    command.dies_with_parent = dies_with_parent;
+    if (!namespaces.empty()) {
+      command.before_exec = [entered = namespaces] {
+        for (const int fd : entered)
+          if (setns(fd, 0) != 0) return errno;
+        return 0;
+      };
+    }
+    return command;
+  }
+};
+
 std::string first_lines(const std::string& said) {
   std::string lines = said.substr(0, 300);
   while (!lines.empty() && lines.back() == '\n') lines.pop_back();
@@ -97,19 +116,19 @@ std::string first_lines(const std::string& said) {
 }
 
 // Runs ip or tc on a batch of lines.
-Result<void> batch(const char* program, const std::string& lines, const ProcessPlace& place,
+Result<void> batch(const char* program, const std::string& lines, const Place& place,
                    const std::string& where) {
   if (lines.empty()) return {};
-  Result<std::string> path = find_program(program);
+  Result<std::string> path = process::find_program(program);
   if (!path)
     return error(Code::unsupported, "%s: the lab needs it (Debian's package iproute2)",
                  path.error().message().c_str());
-  WEFT_ASSIGN(const Fd input, readable(lines));
-  Command command;
-  command.arguments = {*path, "-batch", "-"};
-  command.stdin_fd = input.get();
-  WEFT_ASSIGN(const Finished finished, finish_process(command, place, kCommandPatience));
-  if (finished.exit_code == 0) return {};
+  process::Command command;
+  command.argv = {*path, "-batch", "-"};
+  command.input = lines;
+  WEFT_ASSIGN(const process::Finished finished,
+              process::run(place.put(std::move(command)), kCommandPatience));
+  if (finished.ending.ok()) return {};
   // "Command failed -:12" names the line that failed; say that line, not its number.
   std::string line;
   const size_t at = finished.errors.find("Command failed -:");
@@ -148,7 +167,7 @@ struct Cluster::State {
   std::vector<Host> hosts;
   std::vector<std::pair<std::string, std::string>> facts;
 
-  ProcessPlace place(uint32_t host) const {
+  Place place(uint32_t host) const {
     if (loopback) return {{}, {}, true};
     return {{hosts[host].network.get(), hosts[host].names.get()}, {}, false};
   }
@@ -221,14 +240,15 @@ std::string Cluster::address(uint32_t host) const {
 std::string Cluster::name(uint32_t host) const { return host_name(host); }
 std::string Cluster::interface() const { return state_->loopback ? "lo" : "eth0"; }
 
-Result<pid_t> Cluster::spawn(uint32_t host, const Command& command) const {
+Result<process::Child> Cluster::spawn(uint32_t host, process::Command command) const {
   WEFT_CHECK(host < size());
-  return start_process(command, state_->place(host));
+  return process::Child::start(state_->place(host).put(std::move(command)));
 }
 
-Result<Finished> Cluster::run(uint32_t host, const Command& command, Nanos patience) const {
+Result<process::Finished> Cluster::run(uint32_t host, process::Command command,
+                                       Nanos patience) const {
   WEFT_CHECK(host < size());
-  return finish_process(command, state_->place(host), patience);
+  return process::run(state_->place(host).put(std::move(command)), patience);
 }
 
 const std::vector<std::pair<std::string, std::string>>& Cluster::facts() const {

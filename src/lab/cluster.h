@@ -22,8 +22,6 @@
 // one at a time.
 #pragma once
 
-#include <sys/types.h>
-
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -32,6 +30,7 @@
 #include <vector>
 
 #include "weft/base.h"
+#include "weft/process.h"
 
 namespace weft::lab {
 
@@ -67,23 +66,6 @@ struct ClusterSpec {
   std::string congestion_control = "reno";
 };
 
-// How a process in a host starts. Descriptors that are -1 are /dev/null for input and the
-// caller's own for output. `environment` ("NAME=value") is added to the caller's.
-struct Command {
-  std::vector<std::string> arguments;
-  std::vector<std::string> environment;
-  int stdin_fd = -1;
-  int stdout_fd = -1;
-  int stderr_fd = -1;
-};
-
-// How a process ended, and what it said.
-struct Finished {
-  int exit_code = 0;  // 128 + the signal's number if it was killed
-  std::string output;
-  std::string errors;
-};
-
 class Cluster {
  public:
   // Makes the hosts and shapes them. Fails with io naming the command that failed and what it
@@ -108,9 +90,9 @@ class Cluster {
 
   // Starts a process inside a host. It is killed with the inner process (on loopback: with the
   // thread that called this).
-  Result<pid_t> spawn(uint32_t host, const Command& command) const;
+  Result<process::Child> spawn(uint32_t host, process::Command command) const;
   // Runs a command inside a host to its end, or kills it after `patience` (then: timeout).
-  Result<Finished> run(uint32_t host, const Command& command, Nanos patience) const;
+  Result<process::Finished> run(uint32_t host, process::Command command, Nanos patience) const;
 
   // What was fixed, by name, for the trace's environment: congestion control, mtu, queue limits,
   // flow classes, sysctls.
@@ -142,9 +124,5 @@ inline constexpr double kUnsoundBusyPercent = 70;
 // Over this share of stolen time as well: a tenth was seen to lengthen iterations by a tenth, and
 // two fifths by seven.
 inline constexpr double kUnsoundStealPercent = 10;
-
-// The first program of this name in PATH or where system programs are, which an ordinary user's
-// PATH lacks.
-Result<std::string> find_program(const std::string& name);
 
 }  // namespace weft::lab

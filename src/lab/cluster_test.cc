@@ -50,15 +50,16 @@ void isolated(const std::function<std::string(const Isolation&)>& inside,
   EXPECT_EQ(*code, 0);
 }
 
-Command command(std::vector<std::string> arguments) {
-  Command result;
-  result.arguments = std::move(arguments);
+process::Command command(std::vector<std::string> arguments) {
+  process::Command result;
+  result.argv = std::move(arguments);
   return result;
 }
 
 // What a command says in a host, or what is wrong.
 std::string said(const Cluster& cluster, uint32_t host, std::vector<std::string> arguments) {
-  const Result<Finished> finished = cluster.run(host, command(std::move(arguments)), kPatience);
+  const Result<process::Finished> finished =
+      cluster.run(host, command(std::move(arguments)), kPatience);
   if (!finished) return finished.error().message();
   return finished->output + finished->errors;
 }
@@ -109,7 +110,7 @@ TEST(Cluster, WorksForAnOrdinaryUser) {
 }
 
 TEST(Cluster, CarriesTheAskedRates) {
-  if (!find_program("iperf3")) GTEST_SKIP() << "there is no iperf3";
+  if (!process::find_program("iperf3")) GTEST_SKIP() << "there is no iperf3";
   isolated([](const Isolation& isolation) -> std::string {
     const Result<Cluster> cluster = Cluster::create(
         {.hosts = 2, .link_bits_per_s = 500e6, .flow_bits_per_s = 125e6}, isolation);
@@ -142,12 +143,14 @@ TEST(Cluster, SaysWhatFailed) {
     spec = {.hosts = 1};
     const Result<Cluster> cluster = Cluster::create(spec, isolation);
     if (!cluster) return cluster.error().message();
-    const Result<pid_t> nothing = cluster->spawn(0, command({"no-such-program"}));
+    const Result<process::Child> nothing = cluster->spawn(0, command({"no-such-program"}));
     if (nothing || nothing.error().code() != Code::not_found) return "started a missing program";
-    const Result<Finished> late = cluster->run(0, command({"sleep", "9"}), Nanos::from_millis(50));
+    const Result<process::Finished> late =
+        cluster->run(0, command({"sleep", "9"}), Nanos::from_millis(50));
     if (late || late.error().code() != Code::timeout) return "waited for ever";
-    const Result<Finished> failed = cluster->run(0, command({"sh", "-c", "exit 7"}), kPatience);
-    if (!failed || failed->exit_code != 7) return "lost the exit code";
+    const Result<process::Finished> failed =
+        cluster->run(0, command({"sh", "-c", "exit 7"}), kPatience);
+    if (!failed || failed->ending.exit_code != 7) return "lost the exit code";
     return "";
   });
 }
@@ -190,9 +193,11 @@ void dies(int signal, Confinement confinement) {
           const Result<Cluster> cluster = Cluster::create({.hosts = 1}, isolation);
           if (!cluster) return 1;
           // The grandchild ignores what can be ignored.
-          Command stubborn = command({"sh", "-c", "trap '' INT TERM; echo up; sleep 30; sleep 30"});
-          stubborn.stdout_fd = to.get();
-          if (!cluster->spawn(0, stubborn)) return 1;
+          process::Command stubborn =
+              command({"sh", "-c", "trap '' INT TERM; echo up; sleep 30; sleep 30"});
+          stubborn.descriptors = {{to.get(), 1}};
+          const Result<process::Child> child = cluster->spawn(0, stubborn);
+          if (!child) return 1;
           for (;;) pause();
         },
         confinement);

@@ -14,7 +14,7 @@
 namespace weft::lab {
 
 struct EngineProcess {
-  pid_t pid = 0;
+  process::Child child;
   std::string name;  // "rank 2", for messages
   std::string log;   // what it printed
 };
@@ -23,7 +23,9 @@ struct EngineProcess {
 Result<std::string> prepare_engine(Engine engine);
 
 // Starts all ranks. `program` is what prepare_engine returned; `folder` holds rank-N.job.json.
+// Others that the engine needs while it runs are added to `helpers`.
 Result<std::vector<EngineProcess>> start_engine(Engine engine, const std::string& program,
-                                                const Cluster& cluster, const std::string& folder);
+                                                const Cluster& cluster, const std::string& folder,
+                                                std::vector<process::Child>& helpers);
 
 }  // namespace weft::lab

@@ -21,7 +21,6 @@
 #include <sys/prctl.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
-#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -148,8 +147,6 @@ int raise_loopback() {
 [[noreturn]] void middle(int control, pid_t outer, const sigset_t& signals,
                          const std::function<int(const Isolation&)>& inside,
                          const Isolation& isolation) {
-  // A group of its own: Ctrl-C reaches the outer process alone, which forwards it once.
-  setpgid(0, 0);
   int flags = CLONE_NEWNET | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWUTS | CLONE_NEWIPC;
   if (isolation.confinement == Confinement::user_namespaces) flags |= CLONE_NEWUSER;
   if (isolation.confinement != Confinement::loopback && unshare(flags) != 0) {
@@ -162,32 +159,29 @@ int raise_loopback() {
   Message message;
   message.kind = Message::Kind::left;
   if (!send_message(control, message) || !receive_message(control, message)) _exit(125);
-  const pid_t child = fork();
-  if (child < 0) {
+  const auto child =
+      process::Child::fork([&]() -> int { inner(control, signals, inside, isolation); });
+  if (!child) {
     send_message(control, failed("starting the inner process", errno));
     _exit(125);
   }
-  if (child == 0) inner(control, signals, inside, isolation);
-  message.inner = child;
+  message.inner = child->pid();
   send_message(control, message);
   close(control);
-  int status = 0;
-  while (waitpid(child, &status, 0) < 0 && errno == EINTR) {
-  }
-  _exit(WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status));
+  std::optional<process::Ending> ending;
+  while (!ending) ending = child->wait(Nanos::from_seconds(3600));
+  _exit(ending->code());
 }
 
 int64_t now_ms() { return monotonic_clock().now().count / 1'000'000; }
 
 // Waits for the middle process, forwarding what it is told to.
-int wait_forwarding(int signal_fd, pid_t middle_pid, pid_t inner_pid) {
+int wait_forwarding(int signal_fd, const process::Child& middle, pid_t inner_pid) {
   int64_t kill_at = -1;
   int told = 0;
   for (;;) {
-    int status = 0;
-    if (const pid_t ended = waitpid(middle_pid, &status, WNOHANG); ended == middle_pid) {
-      const int code = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
-      return told != 0 && code == 128 + SIGKILL ? 128 + told : code;
+    if (const auto ending = middle.ended()) {
+      return told != 0 && ending->code() == 128 + SIGKILL ? 128 + told : ending->code();
     }
     const int64_t left = kill_at < 0 ? -1 : kill_at - now_ms();
     if (kill_at >= 0 && left <= 0) {
@@ -221,12 +215,14 @@ Result<Attempt> attempt(const Isolation& isolation, int signal_fd, const sigset_
   Fd ours(ends[0]), theirs(ends[1]);
   const pid_t outer = getpid();
   fflush(nullptr);
-  const pid_t child = fork();
-  if (child < 0) return io_error(errno, "starting the lab's process");
-  if (child == 0) {
-    ours.reset();
-    middle(theirs.release(), outer, signals, inside, isolation);
-  }
+  // A group of its own: Ctrl-C reaches the outer process alone, which forwards it once.
+  WEFT_ASSIGN(const process::Child child, process::Child::fork(
+                                              [&]() -> int {
+                                                ours.reset();
+                                                middle(theirs.release(), outer, signals, inside,
+                                                       isolation);
+                                              },
+                                              true));
   theirs.reset();
 
   // Left the old namespaces -> maps written -> the inner one started -> it is ready -> go.
@@ -245,13 +241,14 @@ Result<Attempt> attempt(const Isolation& isolation, int signal_fd, const sigset_
       inner_pid = message.inner;
     } else {
       if (isolation.confinement == Confinement::user_namespaces) {
-        if (Result<void> mapped = write_maps(child); !mapped) refused = mapped.error().message();
+        if (Result<void> mapped = write_maps(child.pid()); !mapped)
+          refused = mapped.error().message();
       }
       message.kind = Message::Kind::left;
       if (refused.empty()) send_message(ours.get(), message);
     }
   }
-  if (refused.empty() && waitpid(child, nullptr, WNOHANG) == 0) {
+  if (refused.empty() && !child.ended()) {
     Message message;
     message.kind = Message::Kind::go;
     send_message(ours.get(), message);
@@ -259,9 +256,6 @@ Result<Attempt> attempt(const Isolation& isolation, int signal_fd, const sigset_
     return Attempt{wait_forwarding(signal_fd, child, inner_pid), ""};
   }
   ours.reset();
-  kill(child, SIGKILL);
-  while (waitpid(child, nullptr, 0) < 0 && errno == EINTR) {
-  }
   return Attempt{0, refused.empty() ? "it ended before it was ready" : refused};
 }
 

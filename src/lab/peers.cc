@@ -1,7 +1,6 @@
 // set_up_peer(): other systems, installed when they are missing.
-#include "cluster.h"
 #include "lab.h"
-#include "process.h"
+#include "weft/process.h"
 
 namespace weft::lab {
 namespace {
@@ -12,9 +11,9 @@ constexpr Nanos kSetUpPatience = Nanos::from_seconds(3600);
 
 Result<std::string> set_up_peer(const std::string& name) {
   WEFT_ASSIGN(std::string script, data_path("lab/peers.sh"));
-  Command command;
-  command.arguments = {"bash", script, name};
-  WEFT_ASSIGN(Finished finished, finish_process(command, {}, kSetUpPatience));
+  process::Command command;
+  command.argv = {"bash", script, name};
+  WEFT_ASSIGN(const process::Finished finished, process::run(command, kSetUpPatience));
   // One line is the answer; the rest is talk.
   for (size_t from = 0; from < finished.output.size();) {
     const size_t to = std::min(finished.output.find('\n', from), finished.output.size());
@@ -29,7 +28,7 @@ Result<std::string> set_up_peer(const std::string& name) {
     }
   }
   return error(Code::unsupported, "%s is not to be had here: %s ended with code %d: %s",
-               name.c_str(), script.c_str(), finished.exit_code, finished.errors.c_str());
+               name.c_str(), script.c_str(), finished.ending.code(), finished.errors.c_str());
 }
 
 }  // namespace weft::lab

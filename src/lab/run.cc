@@ -1,7 +1,6 @@
 // run(): from a model and a target cluster to a measured iteration time.
 #include <fcntl.h>
 #include <signal.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -132,9 +131,10 @@ Result<Job> common_job(const RunOptions& options, const Model& model, const Fact
 
 struct Child {
   EngineProcess process;
-  bool ended = false;
-  int status = 0;
+  std::optional<process::Ending> ending;
   Nanos after{0};
+
+  bool failed() const { return ending && !ending->ok(); }
 };
 
 // The last line that a process wrote, for messages.
@@ -146,62 +146,51 @@ std::string last_words(const Child& child) {
   return line == std::string::npos ? *content : content->substr(line + 1);
 }
 
-std::string how_it_ended(const Child& child) {
-  if (WIFSIGNALED(child.status))
-    return text("was killed by signal %d (%s)", WTERMSIG(child.status),
-                strsignal(WTERMSIG(child.status)));
-  return text("ended with exit code %d", WEXITSTATUS(child.status));
-}
-
 // Waits for all workers. When one fails the others are given time to say why, then ended.
 Result<void> mind(std::vector<Child>& children) {
   Nanos begin = monotonic_clock().now();
   std::optional<size_t> first;
   Nanos failed_at{0};
   for (;;) {
-    int status = 0;
-    pid_t pid = ::waitpid(-1, &status, WNOHANG);
     Nanos now = monotonic_clock().now();
-    if (pid > 0) {
-      for (size_t i = 0; i < children.size(); ++i) {
-        Child& child = children[i];
-        if (child.process.pid != pid) continue;
-        child = {std::move(child.process), true, status, now - begin};
-        if (status != 0 && !first) {
-          first = i;
-          failed_at = now;
-        }
+    bool all = true;
+    for (size_t i = 0; i < children.size(); ++i) {
+      Child& child = children[i];
+      if (child.ending) continue;
+      child.ending = child.process.child.ended();
+      child.after = now - begin;
+      all = all && child.ending.has_value();
+      if (child.failed() && !first) {
+        first = i;
+        failed_at = now;
       }
-      continue;  // a lab also inherits orphans: reap them all
     }
-    bool all =
-        std::all_of(children.begin(), children.end(), [](const Child& c) { return c.ended; });
     if (all) break;
     if (first && now - failed_at > kEndTogether)
-      for (Child& child : children)
-        if (!child.ended) ::kill(child.process.pid, SIGKILL);
+      for (const Child& child : children)
+        if (!child.ending) child.process.child.signal(SIGKILL);
     std::this_thread::sleep_for(std::chrono::milliseconds(2));
   }
   if (!first) return {};
   // A worker that was killed is the cause, whoever was reaped first.
   for (size_t i = 0; i < children.size(); ++i)
-    if (WIFSIGNALED(children[i].status) &&
-        children[i].after <= children[*first].after + Nanos::from_seconds(2) &&
-        WTERMSIG(children[i].status) != SIGPIPE) {
+    if (children[i].ending->signal != 0 && children[i].ending->signal != SIGPIPE &&
+        children[i].after <= children[*first].after + Nanos::from_seconds(2)) {
       first = i;
       break;
     }
   const Child& cause = children[*first];
   std::string message = text("%s %s after %s", cause.process.name.c_str(),
-                             how_it_ended(cause).c_str(), format_duration(cause.after).c_str());
+                             cause.ending->words().c_str(), format_duration(cause.after).c_str());
   std::string words = last_words(cause);
   if (!words.empty()) message += ": " + words;
   for (const Child& child : children) {
-    if (&child == &cause || child.status == 0) continue;
+    if (&child == &cause || !child.failed()) continue;
     words = last_words(child);
-    message += text("\n  %s %s %s later%s%s", child.process.name.c_str(),
-                    how_it_ended(child).c_str(), format_duration(child.after - cause.after).c_str(),
-                    words.empty() ? "" : ": ", words.c_str());
+    message +=
+        text("\n  %s %s %s later%s%s", child.process.name.c_str(), child.ending->words().c_str(),
+             format_duration(child.after - cause.after).c_str(), words.empty() ? "" : ": ",
+             words.c_str());
   }
   return Error(Code::peer_lost, message);
 }
@@ -334,9 +323,11 @@ Result<RunResult> run_inside(const RunOptions& options, const Model& model, cons
     std::string job_file = text("%s/rank-%u.job.json", mine.folder.c_str(), rank);
     WEFT_TRY(write_file(job_file, write_job(mine)));
   }
-  WEFT_ASSIGN(auto processes, start_engine(options.engine, program, cluster, job.folder));
+  std::vector<process::Child> helpers;
+  WEFT_ASSIGN(auto processes, start_engine(options.engine, program, cluster, job.folder, helpers));
   std::vector<Child> children;
-  for (EngineProcess& process : processes) children.push_back({std::move(process), false, 0, {0}});
+  for (EngineProcess& process : processes)
+    children.push_back({std::move(process), std::nullopt, {0}});
   WEFT_TRY(mind(children));
   for (const Child& child : children) {
     std::error_code ignored;

@@ -2,8 +2,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <signal.h>
-#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -11,8 +9,6 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <thread>
-
-#include "process.h"
 
 namespace weft::lab {
 namespace {
@@ -32,29 +28,20 @@ void sleep_for(double seconds) {
 class Servers {
  public:
   explicit Servers(const Cluster& cluster) : cluster_(cluster) {}
-  Servers(const Servers&) = delete;
-  Servers& operator=(const Servers&) = delete;
-  ~Servers() {
-    for (const pid_t pid : pids_) {
-      kill(pid, SIGKILL);
-      while (waitpid(pid, nullptr, 0) < 0 && errno == EINTR) {
-      }
-    }
-  }
 
   Result<void> start(uint32_t host, const std::string& program) {
     const Fd nowhere(open("/dev/null", O_WRONLY | O_CLOEXEC));
-    Command command;
-    command.arguments = {program, "-s", "-p", kPort, "-B", cluster_.address(host)};
-    command.stdout_fd = command.stderr_fd = nowhere.get();
-    WEFT_ASSIGN(const pid_t pid, cluster_.spawn(host, command));
-    pids_.push_back(pid);
+    process::Command command;
+    command.argv = {program, "-s", "-p", kPort, "-B", cluster_.address(host)};
+    command.descriptors = {{nowhere.get(), 1}, {nowhere.get(), 2}};
+    WEFT_ASSIGN(process::Child server, cluster_.spawn(host, std::move(command)));
+    servers_.push_back(std::move(server));
     return {};
   }
 
  private:
   const Cluster& cluster_;
-  std::vector<pid_t> pids_;
+  std::vector<process::Child> servers_;
 };
 
 struct Reading {
@@ -63,7 +50,7 @@ struct Reading {
   uint64_t retransmits = 0;
 };
 
-Result<Reading> read_iperf(const Finished& finished) {
+Result<Reading> read_iperf(const process::Finished& finished) {
   const auto json = nlohmann::json::parse(finished.output, nullptr, false);
   if (json.is_discarded() || !json.is_object())
     return error(Code::corrupt, "iperf3 gave no JSON: %s", finished.errors.substr(0, 200).c_str());
@@ -93,27 +80,27 @@ struct Client {
 Result<SoundnessRow> measure(const Cluster& cluster, const std::string& program,
                              const std::vector<Client>& clients, const std::string& pattern,
                              uint32_t flows, double seconds) {
-  std::vector<Result<Finished>> finished(clients.size(), error(Code::io, "not run"));
+  std::vector<Result<process::Finished>> finished(clients.size(), error(Code::io, "not run"));
   std::vector<std::thread> threads;
   for (size_t i = 0; i < clients.size(); ++i) {
     threads.emplace_back([&, i] {
       const Client& client = clients[i];
-      Command command;
-      command.arguments = {program,
-                           "-c",
-                           cluster.address(client.to),
-                           "-p",
-                           kPort,
-                           "-P",
-                           std::to_string(flows),
-                           "-t",
-                           text("%.0f", std::max(1.0, std::ceil(seconds))),
-                           "-O",
-                           std::to_string(kWarmUpSeconds),
-                           "-l",
-                           "256K",
-                           "-J"};
-      if (client.reverse) command.arguments.push_back("-R");
+      process::Command command;
+      command.argv = {program,
+                      "-c",
+                      cluster.address(client.to),
+                      "-p",
+                      kPort,
+                      "-P",
+                      std::to_string(flows),
+                      "-t",
+                      text("%.0f", std::max(1.0, std::ceil(seconds))),
+                      "-O",
+                      std::to_string(kWarmUpSeconds),
+                      "-l",
+                      "256K",
+                      "-J"};
+      if (client.reverse) command.argv.push_back("-R");
       finished[i] = cluster.run(client.from, command, Nanos::from_seconds(seconds + 20));
     });
   }
@@ -132,7 +119,7 @@ Result<SoundnessRow> measure(const Cluster& cluster, const std::string& program,
                              ? std::min(spec.link_bits_per_s, flows * spec.flow_bits_per_s)
                              : spec.link_bits_per_s;
   row.bits_per_s = HUGE_VAL;
-  for (const Result<Finished>& one : finished) {
+  for (const Result<process::Finished>& one : finished) {
     if (!one) return Error(one.error()).in("iperf3");
     WEFT_ASSIGN(const Reading reading, read_iperf(*one));
     row.bits_per_s = std::min(row.bits_per_s, reading.bits_per_s);
@@ -148,7 +135,7 @@ Result<SoundnessRow> measure(const Cluster& cluster, const std::string& program,
 Result<std::vector<SoundnessRow>> check_soundness(const Cluster& cluster,
                                                   const SoundnessOptions& options) {
   if (cluster.size() < 2) return error(Code::invalid_argument, "a network has at least 2 hosts");
-  Result<std::string> program = find_program("iperf3");
+  Result<std::string> program = process::find_program("iperf3");
   if (!program)
     return error(Code::unsupported, "%s: the check needs it (Debian's package iperf3)",
                  program.error().message().c_str());

@@ -59,7 +59,7 @@ class Death(unittest.TestCase):
                 self.assertTrue(words.startswith(
                     f"weft lab run: rank {victim} was killed by signal 9 (Killed) after "), words)
                 for rank in set(range(HOSTS)) - {victim}:
-                    self.assertRegex(words, rf"rank {rank} ended with exit code 3 [^:]* later: "
+                    self.assertRegex(words, rf"rank {rank} exited with code 3 [^:]* later: "
                                      rf"rank {victim} on host{victim} is lost")
                     with open(os.path.join(self.run_folder, f"rank-{rank}.log")) as log:
                         self.assertIn(f"rank {victim} on host{victim} is lost", log.read())
@@ -70,7 +70,7 @@ class Death(unittest.TestCase):
     @staticmethod
     def latest(words, rank):
         """How long after the victim a rank ended, in milliseconds."""
-        value, unit = re.search(rf"rank {rank} ended with exit code 3 ([-\d.]+) (\w+) later",
+        value, unit = re.search(rf"rank {rank} exited with code 3 ([-\d.]+) (\w+) later",
                                 words).groups()
         return float(value) * {"ns": 1e-6, "us": 1e-3, "ms": 1, "s": 1000}[unit]
 
