@@ -5,16 +5,12 @@
 #include <poll.h>
 #include <signal.h>
 #include <string.h>
-#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/un.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <thread>
-
-extern "C" char** environ;
 
 namespace weft::bench {
 namespace {
@@ -22,25 +18,6 @@ namespace {
 constexpr Nanos kStartPatience = Nanos::from_seconds(60);
 constexpr Nanos kMeasurePatience = Nanos::from_seconds(120);
 constexpr Nanos kEndPatience = Nanos::from_seconds(3);
-
-std::vector<char*> pointers(std::vector<std::string>& words) {
-  std::vector<char*> out;
-  for (std::string& word : words) out.push_back(word.data());
-  out.push_back(nullptr);
-  return out;
-}
-
-std::vector<std::string> merged(const std::vector<std::string>& added) {
-  std::vector<std::string> out = added;
-  for (char** at = environ; *at != nullptr; ++at) {
-    std::string_view entry = *at;
-    std::string_view name = entry.substr(0, entry.find('=') + 1);
-    if (std::none_of(added.begin(), added.end(),
-                     [&](const std::string& other) { return other.rfind(name, 0) == 0; }))
-      out.emplace_back(entry);
-  }
-  return out;
-}
 
 Result<Fd> listen_at(const std::string& path) {
   sockaddr_un address = {};
@@ -79,27 +56,17 @@ Result<std::unique_ptr<EngineProcesses>> EngineProcesses::start(const std::strin
 }
 
 Result<void> EngineProcesses::start_line(const Start::Line& line, size_t index) {
-  std::vector<std::string> arguments = line.argv, environment = merged(line.environment);
-  std::vector<char*> argv = pointers(arguments), envp = pointers(environment);
   const std::string log = text("%s/%s-%zu.log", folder_.c_str(), name_.c_str(), index);
   Fd out(::open(log.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
-  Fd in(::open("/dev/null", O_RDONLY | O_CLOEXEC));
-  if (!out || !in) return io_error(errno, "opening %s", log.c_str());
-  const pid_t parent = ::getpid();
-  const pid_t pid = ::fork();
-  if (pid < 0) return io_error(errno, "starting %s", arguments.front().c_str());
-  if (pid == 0) {
-    ::setpgid(0, 0);  // a launcher and what it starts are ended together
-    ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (::getppid() != parent) ::_exit(127);
-    ::dup2(in.get(), 0);
-    ::dup2(out.get(), 1);
-    ::dup2(out.get(), 2);
-    ::execvpe(argv[0], argv.data(), envp.data());
-    ::dprintf(2, "cannot start %s: %s\n", argv[0], strerror(errno));
-    ::_exit(127);
-  }
-  processes_.push_back(pid);
+  if (!out) return io_error(errno, "opening %s", log.c_str());
+  process::Command command;
+  command.argv = line.argv;
+  command.environment = line.environment;
+  command.descriptors = {{out.get(), 1}, {out.get(), 2}};
+  command.own_group = true;  // a launcher and what it starts are ended together
+  command.dies_with_parent = true;
+  WEFT_ASSIGN(process::Child child, process::Child::start(command));
+  processes_.push_back(std::move(child));
   return {};
 }
 
@@ -148,15 +115,11 @@ std::string EngineProcesses::last_words() const {
   return "";
 }
 
-std::optional<Error> EngineProcesses::ended() {
-  for (int& pid : processes_) {
-    int status = 0;
-    if (pid <= 0 || ::waitpid(pid, &status, WNOHANG) != pid) continue;
-    ::kill(-pid, SIGKILL);
-    pid = 0;
-    std::string how = WIFSIGNALED(status) ? text("was killed by signal %d", WTERMSIG(status))
-                                          : text("ended with code %d", WEXITSTATUS(status));
-    return error(Code::peer_lost, "a process of it %s%s", how.c_str(), last_words().c_str());
+std::optional<Error> EngineProcesses::ended() const {
+  for (const process::Child& process : processes_) {
+    if (const auto ending = process.ended())
+      return error(Code::peer_lost, "a process of it %s%s", ending->words().c_str(),
+                   last_words().c_str());
   }
   return std::nullopt;
 }
@@ -218,25 +181,14 @@ EngineProcesses::~EngineProcesses() {
   if (stopped_) signal_ranks(SIGCONT);
   for (auto& rank : ranks_) rank.reset();  // the end of the stream is the end of the worker
   const Nanos deadline = monotonic_clock().now() + kEndPatience;
-  bool killed = false;
-  for (;;) {
-    size_t living = 0;
-    for (int& pid : processes_) {
-      if (pid > 0 && ::waitpid(pid, nullptr, WNOHANG) == pid) {
-        ::kill(-pid, SIGKILL);
-        pid = 0;
-      }
-      living += pid > 0;
-    }
-    if (living == 0) break;
-    if (!killed && monotonic_clock().now() > deadline) {
-      killed = true;
-      signal_ranks(SIGKILL);
-      for (int pid : processes_)
-        if (pid > 0) ::kill(-pid, SIGKILL);
-    }
+  const auto all_ended = [&] {
+    return std::all_of(processes_.begin(), processes_.end(),
+                       [](const process::Child& process) { return process.ended().has_value(); });
+  };
+  while (!all_ended() && monotonic_clock().now() < deadline)
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
-  }
+  // Ranks that a launcher started are not in its group.
+  if (!all_ended()) signal_ranks(SIGKILL);
 }
 
 }  // namespace weft::bench

@@ -11,6 +11,7 @@
 
 #include "protocol.h"
 #include "weft/base.h"
+#include "weft/process.h"
 
 namespace weft::bench {
 
@@ -47,13 +48,13 @@ class EngineProcesses {
   Result<void> greet(int listener, uint32_t ranks, Nanos deadline);
   Result<void> start_line(const Start::Line& line, size_t index);
   // The exit of a process that should not have ended, if one did.
-  std::optional<Error> ended();
+  std::optional<Error> ended() const;
   std::string last_words() const;
   void signal_ranks(int signal) const;
 
   std::string name_, folder_, version_;
   bool restless_ = false, stopped_ = false;
-  std::vector<int> processes_;  // what we started
+  std::vector<process::Child> processes_;  // what we started
   std::vector<int> rank_pids_;
   std::vector<std::unique_ptr<Lines>> ranks_;
 };

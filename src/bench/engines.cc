@@ -1,14 +1,16 @@
 #include "engines.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <thread>
 
 #include "machine.h"
 #include "weft/lab.h"
+#include "weft/process.h"
 
 namespace weft::bench {
 namespace {
+
+constexpr Nanos kCompilePatience = Nanos::from_seconds(120);
 
 // A rank each, of this program or of a Python script.
 Start one_process_a_rank(const std::vector<std::string>& argv, const CollectiveOptions& options,
@@ -46,29 +48,23 @@ std::vector<std::string> mpirun_openmpi(const CollectiveOptions& options) {
   return out;
 }
 
-std::string line_of(const std::vector<std::string>& argv) {
-  std::string out;
-  for (const std::string& word : argv) out += (out.empty() ? "" : " ") + word;
-  return out;
-}
-
 // The MPI worker, made by the compiler of that MPI.
 Result<std::string> compiled_worker(const std::string& peer, const std::string& folder) {
   WEFT_ASSIGN(std::string source, data_path("bench/mpi_worker.c"));
   std::string program = folder + "/mpi_worker-" + peer;
-  std::string log = program + ".log";
-  std::string command = text("mpicc.%s -O2 -o '%s' '%s' >'%s' 2>&1", peer.c_str(), program.c_str(),
-                             source.c_str(), log.c_str());
-  if (std::system(command.c_str()) == 0) return program;  // NOLINT(cert-env33-c): our own words
-  auto said = read_file(log, mib(1));
-  return error(Code::io, "mpicc.%s cannot compile its worker: %s", peer.c_str(),
-               said ? said->substr(0, 300).c_str() : "it said nothing");
+  process::Command compile;
+  compile.argv = {"mpicc." + peer, "-O2", "-o", program, source};
+  WEFT_ASSIGN(const process::Finished finished, process::run(compile, kCompilePatience));
+  if (finished.ending.ok()) return program;
+  return error(
+      Code::io, "mpicc.%s cannot compile its worker: %s", peer.c_str(),
+      finished.errors.empty() ? "it said nothing" : finished.errors.substr(0, 300).c_str());
 }
 
 Result<Entrant> openmpi(const CollectiveOptions& options, const std::string& folder) {
   WEFT_ASSIGN(std::string program, compiled_worker("openmpi", folder));
   std::vector<std::string> argv = mpirun_openmpi(options);
-  Entrant out{"openmpi", options.transport, line_of(argv), {}};
+  Entrant out{"openmpi", options.transport, process::command_line(argv), {}};
   argv.push_back(program);
   out.start.ranks = options.ranks;
   out.start.lines.push_back({argv, {}});
@@ -83,7 +79,8 @@ Result<Entrant> mpich(const CollectiveOptions& options, const std::string& folde
   // Debian's MPICH speaks through UCX.
   if (options.transport == Transport::tcp)
     environment = {"MPIR_CVAR_NOLOCAL=1", "UCX_TLS=tcp,self", "UCX_NET_DEVICES=lo"};
-  out.how = line_of(environment) + (environment.empty() ? "" : " ") + line_of(argv);
+  out.how = process::command_line(environment) + (environment.empty() ? "" : " ") +
+            process::command_line(argv);
   argv.push_back(program);
   out.start.ranks = options.ranks;
   out.start.lines.push_back({argv, environment});
@@ -110,7 +107,7 @@ Result<Entrant> horovod(const CollectiveOptions& options, const std::string& fol
   const bool mpi = name == "horovod-mpi" || options.transport == Transport::shm;
   if (mpi) {
     std::vector<std::string> argv = mpirun_openmpi(options);
-    out.how = environment[0] + " " + line_of(argv);
+    out.how = environment[0] + " " + process::command_line(argv);
     argv.insert(argv.end(), {python, script, "horovod"});
     out.start.ranks = options.ranks;
     out.start.lines.push_back({argv, environment});

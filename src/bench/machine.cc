@@ -7,11 +7,17 @@
 #include <stdio.h>
 #include <sys/socket.h>
 
-#include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "weft/process.h"
+
 namespace weft::bench {
+namespace {
+
+constexpr Nanos kIperfPatience = Nanos::from_seconds(30);
+
+}  // namespace
 
 StolenTime stolen_time() {
   auto stat = read_file("/proc/stat", mib(4));
@@ -51,14 +57,14 @@ std::optional<double> iperf3_gb_per_s() {
       "iperf3 -s -1 -B 127.0.0.1 -p $port >/dev/null 2>&1 & sleep 0.3; "
       "iperf3 -c 127.0.0.1 -p $port --bidir -t 2 -O 1 -l 512K -J 2>/dev/null; "
       "kill $! 2>/dev/null; wait";
-  std::unique_ptr<FILE, int (*)(FILE*)> pipe(popen(command, "r"), pclose);
-  if (!pipe) return std::nullopt;
-  std::string said;
-  char buffer[4096];
-  for (size_t n; (n = fread(buffer, 1, sizeof buffer, pipe.get())) > 0 && said.size() < (4u << 20);)
-    said.append(buffer, n);
+  process::Command shell;
+  shell.argv = {"sh", "-c", command};
+  shell.own_group = true;
+  shell.dies_with_parent = true;
+  const auto finished = process::run(shell, kIperfPatience);
+  if (!finished) return std::nullopt;
   try {
-    const nlohmann::json end = nlohmann::json::parse(said).at("end");
+    const nlohmann::json end = nlohmann::json::parse(finished->output).at("end");
     const double there = end.at("sum_received").at("bits_per_second");
     const double back = end.at("sum_received_bidir_reverse").at("bits_per_second");
     return (there + back) / 2 / 8e9;
