@@ -132,8 +132,8 @@ horovod() {
     return
   fi
   given_up horovod && return
-  packages horovod python3-torch python3-dev python3-venv openmpi-bin libopenmpi-dev g++ cmake make ||
-    return
+  packages horovod python3-torch libtorch-dev pybind11-dev python3-dev python3-venv openmpi-bin \
+    libopenmpi-dev g++ cmake make || return
   if [[ ${WEFT_SKIP_SETUP:-} == 1 ]]; then
     absent horovod "it is not built, and WEFT_SKIP_SETUP forbids it"
     return

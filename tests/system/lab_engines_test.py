@@ -1,6 +1,7 @@
 """weft lab run over other systems: the same job, the same answer, exact sums."""
 import json
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -51,6 +52,27 @@ class Engines(unittest.TestCase):
         self.assertEqual((run.returncode, run.stdout), (1, ""), run.stderr)
         self.assertIn("weft lab run: horovod is not to be had here: ", run.stderr)
         self.assertFalse(os.path.exists(folder))
+
+
+class Packages(unittest.TestCase):
+    """What peers are installed from or built with, in the two places that say so."""
+
+    def setUp(self):
+        self.source = os.environ["WEFT_SOURCE_DIR"]
+
+    def text(self, name):
+        with open(os.path.join(self.source, name), encoding="utf-8") as file:
+            return file.read().replace("\\\n", " ")
+
+    def test_of_horovod_hold_the_headers_that_it_is_built_with(self):
+        wanted = re.search(r"packages horovod ([^|]*)\|\|", self.text("src/lab/peers.sh"))[1].split()
+        for name in ("libtorch-dev", "pybind11-dev", "python3-dev", "libopenmpi-dev"):
+            self.assertIn(name, wanted)
+        # What every build needs comes first in tools/setup.
+        setup = self.text("tools/setup")
+        known = set(re.search(r"required=\(([^)]*)\)", setup)[1].split())
+        known |= set(re.search(r"for_bench\(\) \{.*?optional\+=\(([^)]*)\)", setup, re.S)[1].split())
+        self.assertEqual(set(wanted) - known, set())
 
 
 if __name__ == "__main__":
