@@ -1,10 +1,7 @@
 #include "weft/base.h"
 
-#include <fcntl.h>
 #include <sys/random.h>
-#include <sys/stat.h>
 #include <time.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -16,7 +13,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <filesystem>
 
 namespace weft {
 
@@ -331,71 +327,6 @@ double quantile(std::vector<double> values, double q) {
   if (below + 1 >= values.size()) return values.back();
   double share = position - static_cast<double>(below);
   return values[below] + share * (values[below + 1] - values[below]);
-}
-
-// ---- files -------------------------------------------------------------------------------
-
-void Fd::reset() {
-  if (fd_ >= 0) ::close(fd_);
-  fd_ = -1;
-}
-
-Result<std::string> read_file(const std::string& path, Bytes limit) {
-  Fd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  if (!file) return io_error(errno, "cannot open %s", path.c_str());
-  std::string content;
-  std::array<char, 65536> buffer;
-  for (;;) {
-    ssize_t got = ::read(file.get(), buffer.data(), buffer.size());
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) return io_error(errno, "cannot read %s", path.c_str());
-    if (got == 0) return content;
-    content.append(buffer.data(), static_cast<size_t>(got));
-    if (content.size() > limit.count)
-      return error(Code::invalid_argument, "%s is larger than %s", path.c_str(),
-                   format_bytes(limit).c_str());
-  }
-}
-
-Result<void> write_file(const std::string& path, std::string_view content) {
-  std::string beside = path + text(".%d.tmp", static_cast<int>(getpid()));
-  Fd file(::open(beside.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
-  if (!file) return io_error(errno, "cannot write %s", path.c_str());
-  while (!content.empty()) {
-    ssize_t put = ::write(file.get(), content.data(), content.size());
-    if (put < 0 && errno == EINTR) continue;
-    if (put < 0) {
-      Error failure = io_error(errno, "cannot write %s", path.c_str());
-      ::unlink(beside.c_str());
-      return failure;
-    }
-    content.remove_prefix(static_cast<size_t>(put));
-  }
-  if (::rename(beside.c_str(), path.c_str()) != 0) {
-    Error failure = io_error(errno, "cannot write %s", path.c_str());
-    ::unlink(beside.c_str());
-    return failure;
-  }
-  return {};
-}
-
-std::string self_path() {
-  std::error_code ignored;
-  return std::filesystem::read_symlink("/proc/self/exe", ignored).string();
-}
-
-Result<std::string> data_path(const std::string& name) {
-  namespace fs = std::filesystem;
-  fs::path here = fs::path(self_path()).parent_path();
-  // Beside the program in a build tree, one up in an installation; the tests' programs stand in
-  // the build tree too, at most two folders down.
-  for (const fs::path& base : {here, here.parent_path(), here.parent_path().parent_path()}) {
-    fs::path candidate = base / "share" / "weft" / name;
-    std::error_code ignored;
-    if (fs::exists(candidate, ignored)) return candidate.string();
-  }
-  return error(Code::not_found, "share/weft/%s is not installed beside %s", name.c_str(),
-               self_path().c_str());
 }
 
 }  // namespace weft

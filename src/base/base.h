@@ -16,11 +16,13 @@
 #include <compare>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <functional>
 #include <optional>
 #include <span>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -279,12 +281,98 @@ std::optional<std::string> nearest(std::string_view word, std::span<const std::s
 // REQUIRES: !values.empty().
 double quantile(std::vector<double> values, double q);
 
+// ---- bytes and characters ----------------------------------------------------------------
+
+// XXH3-64: what blocks of files are checked by and plans are named by. No protection from someone
+// who wants two things to look equal.
+uint64_t hash64(std::span<const std::byte> bytes);
+uint64_t hash64(std::string_view bytes);
+
+// A character of UTF-8.
+struct Character {
+  size_t length = 0;  // in bytes; 0: there is none
+  char32_t point = 0;
+};
+// The one that `input` starts with. Overlong forms, surrogates and what is beyond U+10FFFF are
+// none.
+Character first_character(std::string_view input);
+// What stands for bytes that are no character.
+inline constexpr std::string_view kReplacementCharacter = "\xef\xbf\xbd";
+// Of ASCII or of Latin-1: terminals obey both.
+bool is_control(char32_t point);
+
+// Text of others, made fit for one line of a terminal: control characters and broken UTF-8 become
+// escapes, and what is longer than `limit` bytes ends in "...".
+std::string printable(std::string_view input, size_t limit = 80);
+
+// Appends `raw` as a JSON string with its quotes, fit to stand in a page's script too. Bytes that
+// are not UTF-8 become U+FFFD.
+void append_json_string(std::string& out, std::string_view raw);
+
+// What a text may hold before it is given to a parser, which makes a tree of it: a deep one ends
+// the stack of whoever walks it, and a small text can make a vast one.
+struct JsonLimits {
+  size_t depth = 0;   // of brackets outside strings
+  size_t values = 0;  // objects, arrays, strings that are no keys, numbers, words
+};
+// Exact for valid JSON; what is no JSON passes or not, for the parser to refuse.
+Result<void> check_json(std::string_view json, const JsonLimits& limits);
+
+// Puts numbers and strings behind each other, little-endian.
+class Packer {
+ public:
+  template <typename T>
+  Packer& number(T value) {
+    static_assert(std::is_arithmetic_v<T> || std::is_enum_v<T>);
+    return raw(std::as_bytes(std::span(&value, 1)));
+  }
+  Packer& string(std::string_view value);  // its length as 32 bits, then its bytes
+  Packer& raw(std::span<const std::byte> bytes);
+  const std::vector<std::byte>& bytes() const { return bytes_; }
+
+ private:
+  std::vector<std::byte> bytes_;
+};
+
+// Takes them out again. Once something was not there, everything is zero and failed().
+class Unpacker {
+ public:
+  explicit Unpacker(std::span<const std::byte> bytes) : bytes_(bytes) {}
+
+  template <typename T>
+  T number() {
+    static_assert(std::is_arithmetic_v<T> || std::is_enum_v<T>);
+    T value{};
+    if (const auto from = raw(sizeof value); !from.empty())
+      std::memcpy(&value, from.data(), sizeof value);
+    return value;
+  }
+  std::string string() { return std::string(text()); }
+  // Views of what is unpacked.
+  std::string_view text() { return text(number<uint32_t>()); }
+  std::string_view text(size_t size);
+  std::span<const std::byte> raw(size_t size);
+
+  bool failed() const { return failed_; }
+  bool more() const { return !failed_ && !bytes_.empty(); }
+  size_t left() const { return failed_ ? 0 : bytes_.size(); }
+  // Everything was there, and nothing is left.
+  bool complete() const { return !failed_ && bytes_.empty(); }
+
+ private:
+  std::span<const std::byte> bytes_;
+  bool failed_ = false;
+};
+
 // ---- files -------------------------------------------------------------------------------
 
 // The whole of a file. Fails with not_found, io, or invalid_argument when over `limit`.
 Result<std::string> read_file(const std::string& path, Bytes limit);
-// Writes beside the target and renames, so that a reader sees the old text or the new.
-Result<void> write_file(const std::string& path, std::string_view content);
+enum class Readers : uint8_t { everyone, owner };  // who may read a new file, within the umask
+// Writes beside the target and renames, so that a reader sees the old text or the new. A link is
+// replaced, not followed; what is no regular file (a device, a folder) is left alone.
+Result<void> write_file(const std::string& path, std::string_view content,
+                        Readers readers = Readers::everyone);
 // A file that weft brings along (share/weft/NAME), found relative to the running program.
 Result<std::string> data_path(const std::string& name);
 // The path of the running program.
@@ -315,5 +403,11 @@ class Fd {
  private:
   int fd_ = -1;
 };
+
+// A file that was not there before, open for writing. No Fd, and errno, when it cannot be made or
+// when anything has its name, be it a link to nowhere.
+Fd create_file(const std::string& path, Readers readers);
+// 0, or the errno of the write that failed.
+int write_all(int fd, std::span<const std::byte> bytes);
 
 }  // namespace weft

@@ -74,15 +74,6 @@ TEST(SkewedClock, is_wrong_by_what_it_was_told) {
   EXPECT_EQ((skewed.now() - truth.now()).count, 250'000'000 + 100'000);
 }
 
-TEST(Files, are_written_whole_and_bounded_when_read) {
-  std::string path = testing::TempDir() + "/weft_base_test.txt";
-  ASSERT_TRUE(write_file(path, "hello"));
-  EXPECT_EQ(*read_file(path, {100}), "hello");
-  EXPECT_EQ(read_file(path, {4}).error().code(), Code::invalid_argument);
-  EXPECT_EQ(read_file(path + ".missing", {4}).error().code(), Code::not_found);
-  EXPECT_FALSE(write_file("/nonexistent-folder/x", "y"));
-}
-
 TEST(Log, goes_to_the_sink_with_its_prefix) {
   std::vector<std::string> lines;
   log_set_sink([&](std::string_view line) { lines.emplace_back(line); });
