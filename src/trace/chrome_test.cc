@@ -13,27 +13,6 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-std::string json_of(std::string_view raw) {
-  std::string out;
-  append_json_string(out, raw);
-  return out;
-}
-
-TEST(Json, strings_are_escaped_and_always_utf8) {
-  EXPECT_EQ(json_of("plain"), "\"plain\"");
-  EXPECT_EQ(json_of("a\"b\\c\n\x01\x7f"), "\"a\\\"b\\\\c\\u000a\\u0001\\u007f\"");
-  EXPECT_EQ(json_of(std::string_view("\0", 1)), "\"\\u0000\"");
-  EXPECT_EQ(json_of("\xc3\xa9\xe2\x82\xac\xf0\x9f\x98\x80"),
-            "\"\xc3\xa9\xe2\x82\xac\xf0\x9f\x98\x80\"");
-  const std::string bad = "\"\xef\xbf\xbd\"";
-  EXPECT_EQ(json_of("\xff"), bad);
-  EXPECT_EQ(json_of("\xc3"), bad);                                 // cut off
-  EXPECT_EQ(json_of("\xc0\xaf"), "\"\xef\xbf\xbd\xef\xbf\xbd\"");  // overlong
-  EXPECT_EQ(json_of("\xed\xa0\x80").size(), 2 + 3 * 3u);           // a surrogate
-  EXPECT_EQ(json_of("\xf4\x90\x80\x80").size(), 2 + 4 * 3u);       // beyond U+10FFFF
-  EXPECT_EQ(json_of("\xe2\x82(").substr(1, 6), "\xef\xbf\xbd\xef\xbf\xbd");
-}
-
 TEST(Json, times_keep_every_nanosecond) {
   const auto micros = [](uint64_t ns) {
     std::string out;

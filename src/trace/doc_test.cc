@@ -87,7 +87,7 @@ TEST(Document, worked_example_is_what_the_library_writes_and_reads) {
   FileHeader header;
   std::memcpy(&header, written.data(), sizeof header);
   std::memcpy(header.writer, expected.data() + offsetof(FileHeader, writer), sizeof header.writer);
-  header.checksum = hash_of(&header, offsetof(FileHeader, checksum));
+  header.checksum = checksum_of(header);
   std::memcpy(written.data(), &header, sizeof header);
   EXPECT_EQ(dump(written), dump(expected));
 

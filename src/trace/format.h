@@ -5,7 +5,6 @@
 #include <cstddef>
 #include <cstring>
 #include <string>
-#include <string_view>
 #include <type_traits>
 
 #include "weft/trace.h"
@@ -35,6 +34,9 @@ struct FileHeader {
   uint64_t checksum;  // XXH3-64 of the 56 bytes before it
 };
 static_assert(sizeof(FileHeader) == kFileHeaderBytes);
+inline uint64_t checksum_of(const FileHeader& header) {
+  return hash64(std::as_bytes(std::span(&header, 1)).first(offsetof(FileHeader, checksum)));
+}
 
 inline constexpr uint32_t kBlockMagic = 0xb17c57ae;  // ae 57 7c b1 on disk
 inline constexpr size_t kBlockHeaderBytes = 32;
@@ -102,64 +104,8 @@ inline constexpr size_t kMaxNameBytes = 16u << 10;
 // Times further than this from zero are refused, so that start + duration never overflows.
 inline constexpr int64_t kMaxTime = int64_t{1} << 62;
 inline constexpr int64_t kMaxDuration = int64_t{1} << 61;
-
-uint64_t hash_of(const void* data, size_t size);
-
-// Appends little-endian values to a string.
-class Packer {
- public:
-  explicit Packer(std::string& out) : out_(out) {}
-
-  template <typename T>
-  void put(const T& value) {
-    static_assert(std::is_trivially_copyable_v<T>);
-    out_.append(reinterpret_cast<const char*>(&value), sizeof value);
-  }
-  void put_text(std::string_view text) {
-    put(static_cast<uint32_t>(text.size()));
-    out_.append(text);
-  }
-
- private:
-  std::string& out_;
-};
-
-// Takes values from bytes; after the first that is not there, everything is zero and !ok().
-class Unpacker {
- public:
-  explicit Unpacker(std::span<const std::byte> bytes) : bytes_(bytes) {}
-
-  template <typename T>
-  T take() {
-    static_assert(std::is_trivially_copyable_v<T>);
-    T value{};
-    if (auto from = take_bytes(sizeof value); !from.empty())
-      std::memcpy(&value, from.data(), sizeof value);
-    return value;
-  }
-  std::string_view take_text() { return take_rest_as_text(take<uint32_t>()); }
-  std::string_view take_rest_as_text(size_t size) {
-    auto from = take_bytes(size);
-    return {reinterpret_cast<const char*>(from.data()), from.size()};
-  }
-  std::span<const std::byte> take_bytes(size_t size) {
-    if (!ok_ || size > bytes_.size()) {
-      ok_ = false;
-      return {};
-    }
-    auto taken = bytes_.first(size);
-    bytes_ = bytes_.subspan(size);
-    return taken;
-  }
-  size_t left() const { return ok_ ? bytes_.size() : 0; }
-  bool ok() const { return ok_; }
-  // Everything was there, and nothing is left.
-  bool done() const { return ok_ && bytes_.empty(); }
-
- private:
-  std::span<const std::byte> bytes_;
-  bool ok_ = true;
-};
+// What a lab may scale by; below 1 it would be no lab.
+inline constexpr double kMaxFactor = 1e6;
 
 // Why a value may not stand in a file; null when it may. The writer refuses what the reader would.
 const char* flaw_of(const Environment& environment);
@@ -171,6 +117,13 @@ bool is_known(Kind kind);
 bool is_known(TrackType type);
 bool is_known(ProbeType type);
 bool is_known(ProbeScope scope);
+
+// Read a file from wherever its bytes are, or from a path; `label` stands for it in messages. Throw
+// std::bad_alloc, which is no fault of the file.
+class Source;
+Result<ReadFile> read_from(Source& source, const std::string& label, const ReadOptions& options);
+Result<ReadFile> read_from(const std::string& path, const ReadOptions& options);
+Error no_memory_for(const std::string& what);
 
 struct WriterOptions {
   size_t block_bytes = 64u << 10;     // payload of an events block; tests use small ones

@@ -10,9 +10,6 @@
 
 namespace weft::trace {
 
-// Appends `raw` as a JSON string with its quotes. Bytes that are not UTF-8 become U+FFFD.
-void append_json_string(std::string& out, std::string_view raw);
-
 template <std::integral T>
 void append_number(std::string& out, T value) {
   char digits[24];

@@ -17,12 +17,6 @@ namespace {
 
 constexpr size_t kMaxDetails = 16;
 
-std::string printable(std::string_view raw) {
-  std::string out;
-  for (char c : raw.substr(0, 64)) out += c >= ' ' && c <= '~' ? c : '?';
-  return out;
-}
-
 // Reads one file. Blocks are found first, by header and checksum; only then is a payload decoded,
 // completely or not at all, so that a bad block never leaves half of itself behind.
 class FileReader {
@@ -32,8 +26,8 @@ class FileReader {
     damage_.file = label_;
     facts_.path = label_;
     facts_.bytes = source_.size();
-    // Candidates for a block that fail their checksum may cost this much hashing in all, so that
-    // a file made of false headers is given up in time linear to its size.
+    // Candidates for a block that fail their checksum may cost this much reading and hashing in
+    // all, so that a file made of false headers is given up in time linear to its size.
     hash_budget_ = 4 * source_.size() + (uint64_t{64} << 20);
   }
 
@@ -63,7 +57,7 @@ class FileReader {
       if (magic_ok) return error(Code::corrupt, "%s: cut off in its first bytes", label_.c_str());
       return error(Code::corrupt, "%s: not a weft trace", label_.c_str());
     }
-    if (header.checksum == hash_of(&header, offsetof(FileHeader, checksum)) && magic_ok) {
+    if (header.checksum == checksum_of(header) && magic_ok) {
       facts_.format = header.version;
       facts_.written_by = printable({header.writer, strnlen(header.writer, sizeof header.writer)});
       if (header.version > kFormatVersion)
@@ -95,8 +89,7 @@ class FileReader {
     if (hash_budget_ < length) return {};
     const auto whole = source_.view(offset, kBlockHeaderBytes + length);
     if (whole.size() < kBlockHeaderBytes + length) return {};
-    if (hash_of(whole.data() + kBlockHashedFrom, whole.size() - kBlockHashedFrom) !=
-        block.header.checksum) {
+    if (hash64(whole.subspan(kBlockHashedFrom)) != block.header.checksum) {
       hash_budget_ -= std::min<uint64_t>(hash_budget_, whole.size());
       return {};
     }
@@ -106,13 +99,12 @@ class FileReader {
 
   // Where the next whole block starts, at `offset` or after it; the end if there is none.
   uint64_t find_block(uint64_t offset) {
-    constexpr size_t kWindow = 1u << 20;
     while (offset < source_.size()) {
       if (hash_budget_ < kBlockHeaderBytes) {
         tell("given up: too many false blocks");
         return source_.size();
       }
-      const auto window = source_.view(offset, kWindow);
+      const auto window = source_.at_hand(offset, sizeof kBlockMagic);
       if (window.size() < sizeof kBlockMagic) return source_.size();
       const void* hit = ::memmem(window.data(), window.size(), &kBlockMagic, sizeof kBlockMagic);
       if (hit == nullptr) {
@@ -219,14 +211,14 @@ class FileReader {
     };
     const auto pair = [](std::string_view value, std::map<std::string, std::string>& out) {
       Unpacker inner(std::as_bytes(std::span(value)));
-      const std::string_view key = inner.take_text();
-      if (!inner.ok()) return false;
-      return out.emplace(key, inner.take_rest_as_text(inner.left())).second;
+      const std::string_view key = inner.text();
+      if (inner.failed()) return false;
+      return out.emplace(key, inner.text(inner.left())).second;
     };
-    for (uint32_t i = 0; i < count && in.ok(); ++i) {
-      const auto field = in.take<Field>();
-      if (in.take<uint16_t>() != 0) return "environment: a reserved field is not 0";
-      const std::string_view value = in.take_text();
+    for (uint32_t i = 0; i < count && !in.failed(); ++i) {
+      const auto field = in.number<Field>();
+      if (in.number<uint16_t>() != 0) return "environment: a reserved field is not 0";
+      const std::string_view value = in.text();
       bool ok = field == Field::sysctl || field == Field::lab || seen.insert(field).second;
       switch (field) {
         case Field::weft_version: e.weft_version = value; break;
@@ -248,9 +240,9 @@ class FileReader {
         case Field::lab: ok = ok && pair(value, e.lab); break;
         default: break;  // from a newer writer
       }
-      if (!ok && in.ok()) return "environment: a field has the wrong size, value or number";
+      if (!ok && !in.failed()) return "environment: a field has the wrong size, value or number";
     }
-    if (!in.done()) return "environment: malformed";
+    if (!in.complete()) return "environment: malformed";
     if (flaw_of(e) != nullptr) return flaw_of(e);
     if (has_environment_ && e != process_.environment)
       return "environment: differs from the one before it";
@@ -262,21 +254,21 @@ class FileReader {
   const char* decode_model(std::span<const std::byte> payload, uint32_t count) {
     Model model;
     Unpacker in(payload);
-    model.name = in.take_text();
-    const auto layers = in.take<uint32_t>();
-    if (layers > count) return "model: malformed";
-    for (uint32_t i = 0; i < layers && in.ok(); ++i)
-      model.layers.push_back({std::string(in.take_text())});
-    for (uint32_t i = layers; i < count && in.ok(); ++i) {
+    model.name = in.text();
+    const auto layers = in.number<uint32_t>();
+    if (layers > count || layers >= kNone16) return "model: malformed";
+    for (uint32_t i = 0; i < layers && !in.failed(); ++i)
+      model.layers.push_back({std::string(in.text())});
+    for (uint32_t i = layers; i < count && !in.failed(); ++i) {
       Tensor tensor;
-      tensor.name = in.take_text();
-      tensor.bytes = in.take<uint64_t>();
-      tensor.produced_by = in.take<uint32_t>();
-      tensor.updated_by = in.take<uint32_t>();
-      tensor.consumed_by = in.take<uint32_t>();
+      tensor.name = in.text();
+      tensor.bytes = in.number<uint64_t>();
+      tensor.produced_by = in.number<uint32_t>();
+      tensor.updated_by = in.number<uint32_t>();
+      tensor.consumed_by = in.number<uint32_t>();
       model.tensors.push_back(std::move(tensor));
     }
-    if (!in.done()) return "model: malformed";
+    if (!in.complete()) return "model: malformed";
     if (const char* flaw = flaw_of(model)) return flaw;
     process_.model = std::move(model);
     return nullptr;
@@ -289,25 +281,25 @@ class FileReader {
   };
 
   const char* unpack_dictionary(Unpacker& in, uint32_t names, uint32_t tracks, Dictionary& out) {
-    for (uint32_t i = 0; i < names && in.ok(); ++i) {
-      const auto id = in.take<NameId>();
-      const std::string_view name = in.take_text();
-      if (!in.ok()) break;
+    for (uint32_t i = 0; i < names && !in.failed(); ++i) {
+      const auto id = in.number<NameId>();
+      const std::string_view name = in.text();
+      if (in.failed()) break;
       if (id == kNone || (!out.names.empty() && id <= out.names.back().first))
         return "names are not in ascending order";
       if (auto known = names_.find(id); known != names_.end() && known->second != name)
         return "a name is defined twice";
       out.names.emplace_back(id, name);
     }
-    for (uint32_t i = 0; i < tracks && in.ok(); ++i) {
-      const auto id = in.take<TrackId>();
+    for (uint32_t i = 0; i < tracks && !in.failed(); ++i) {
+      const auto id = in.number<TrackId>();
       Track track;
-      track.type = in.take<TrackType>();
-      const auto zero = in.take<uint8_t>();
-      track.lane = in.take<uint16_t>();
-      track.peer = in.take<uint16_t>();
-      track.name = in.take_text();
-      if (!in.ok()) break;
+      track.type = in.number<TrackType>();
+      const auto zero = in.number<uint8_t>();
+      track.lane = in.number<uint16_t>();
+      track.peer = in.number<uint16_t>();
+      track.name = in.text();
+      if (in.failed()) break;
       if (zero != 0) return "a reserved field is not 0";
       if (!is_known(track.type)) track.type = TrackType::thread;  // from a newer writer
       if (!out.tracks.empty() && id <= out.tracks.back().first)
@@ -316,7 +308,7 @@ class FileReader {
         return "a track is defined twice";
       out.tracks.emplace_back(id, std::move(track));
     }
-    return in.ok() ? nullptr : "dictionary: malformed";
+    return in.failed() ? "dictionary: malformed" : nullptr;
   }
 
   void commit(Dictionary& dictionary) {
@@ -329,13 +321,13 @@ class FileReader {
 
   const char* decode_events(std::span<const std::byte> payload, uint32_t count) {
     Unpacker in(payload);
-    const auto dropped = in.take<uint64_t>();
-    const auto names = in.take<uint32_t>();
-    const auto tracks = in.take<uint32_t>();
+    const auto dropped = in.number<uint64_t>();
+    const auto names = in.number<uint32_t>();
+    const auto tracks = in.number<uint32_t>();
     Dictionary dictionary;
     if (const char* flaw = unpack_dictionary(in, names, tracks, dictionary)) return flaw;
     if (in.left() != uint64_t{count} * sizeof(Event)) return "events: malformed";
-    const auto records = in.take_bytes(in.left());
+    const auto records = in.raw(in.left());
     const size_t before = process_.events.size();
     if (options_.events) {
       process_.events.resize(before + count);
@@ -424,14 +416,14 @@ class FileReader {
   const char* decode_notes(std::span<const std::byte> payload, uint32_t count) {
     Unpacker in(payload);
     std::vector<Note> notes;
-    for (uint32_t i = 0; i < count && in.ok(); ++i) {
+    for (uint32_t i = 0; i < count && !in.failed(); ++i) {
       Note note;
-      note.time_ns = in.take<int64_t>();
-      note.key = in.take_text();
-      note.value = in.take_text();
+      note.time_ns = in.number<int64_t>();
+      note.key = in.text();
+      note.value = in.text();
       notes.push_back(std::move(note));
     }
-    if (!in.done()) return "notes: malformed";
+    if (!in.complete()) return "notes: malformed";
     totals_.notes += count;
     for (Note& note : notes) process_.notes.push_back(std::move(note));
     return nullptr;
@@ -439,11 +431,11 @@ class FileReader {
 
   const char* decode_definitions(std::span<const std::byte> payload, uint32_t count) {
     Unpacker in(payload);
-    const auto names = in.take<uint32_t>();
-    const auto tracks = in.take<uint32_t>();
+    const auto names = in.number<uint32_t>();
+    const auto tracks = in.number<uint32_t>();
     Dictionary dictionary;
     if (const char* flaw = unpack_dictionary(in, names, tracks, dictionary)) return flaw;
-    if (!in.done() || uint64_t{names} + tracks != count) return "definitions: malformed";
+    if (!in.complete() || uint64_t{names} + tracks != count) return "definitions: malformed";
     commit(dictionary);
     return nullptr;
   }
@@ -488,7 +480,7 @@ class FileReader {
     for (const auto& [id, name] : names_) ids.push_back(id);
     std::sort(ids.begin(), ids.end());
     if (ids.empty()) return;
-    if (ids.back() < 4 * ids.size() + 4096) {
+    if (ids.back() < 2 * ids.size() + 4096) {
       process_.names.resize(size_t{ids.back()} + 1);
       for (auto& [id, name] : names_) process_.names[id] = std::move(name);
       return;
@@ -534,26 +526,13 @@ class FileReader {
   uint64_t skipped_events_ = 0;
 };
 
-Result<ReadFile> read_from(Source& source, const std::string& label, const ReadOptions& options) {
-  try {
-    return FileReader(source, label, options).read();
-  } catch (const std::bad_alloc&) {
-    return error(Code::io, "%s: not enough memory to hold it", label.c_str());
-  }
-}
-
 }  // namespace
 
-Result<ReadFile> read_process(std::span<const std::byte> bytes, const std::string& label,
-                              const ReadOptions& options) {
-  if (bytes.size() > options.max_file_bytes)
-    return error(Code::invalid_argument, "%s: %zu bytes are over the limit of %" PRIu64,
-                 label.c_str(), bytes.size(), options.max_file_bytes);
-  MemorySource source(bytes);
-  return read_from(source, label, options);
+Result<ReadFile> read_from(Source& source, const std::string& label, const ReadOptions& options) {
+  return FileReader(source, label, options).read();
 }
 
-Result<ReadFile> read_process(const std::string& path, const ReadOptions& options) {
+Result<ReadFile> read_from(const std::string& path, const ReadOptions& options) {
   // Non-blocking, so that a named pipe is refused instead of waited for.
   Fd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (!fd) {
@@ -570,6 +549,34 @@ Result<ReadFile> read_process(const std::string& path, const ReadOptions& option
                  path.c_str(), size, options.max_file_bytes);
   FileSource source(fd.get(), size);
   return read_from(source, path, options);
+}
+
+Error no_memory_for(const std::string& what) {
+  return error(Code::io,
+               "%s: not enough memory to hold it; give it less at a time (fewer ranks, a shorter "
+               "run), or more memory",
+               what.c_str());
+}
+
+Result<ReadFile> read_process(std::span<const std::byte> bytes, const std::string& label,
+                              const ReadOptions& options) {
+  if (bytes.size() > options.max_file_bytes)
+    return error(Code::invalid_argument, "%s: %zu bytes are over the limit of %" PRIu64,
+                 label.c_str(), bytes.size(), options.max_file_bytes);
+  MemorySource source(bytes);
+  try {
+    return read_from(source, label, options);
+  } catch (const std::bad_alloc&) {
+    return no_memory_for(label);
+  }
+}
+
+Result<ReadFile> read_process(const std::string& path, const ReadOptions& options) {
+  try {
+    return read_from(path, options);
+  } catch (const std::bad_alloc&) {
+    return no_memory_for(path);
+  }
 }
 
 }  // namespace weft::trace

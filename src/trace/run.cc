@@ -1,8 +1,9 @@
 #include <algorithm>
 #include <filesystem>
+#include <new>
 #include <system_error>
 
-#include "weft/trace.h"
+#include "format.h"
 
 namespace weft::trace {
 namespace fs = std::filesystem;
@@ -29,13 +30,12 @@ Result<std::vector<fs::path>> files_in(const std::string& folder) {
   return files;
 }
 
-}  // namespace
-
-Result<Trace> read(const std::string& path, const ReadOptions& options) {
+// Throws std::bad_alloc: a file that found no room is not a damaged one.
+Result<Trace> read_run(const std::string& path, const ReadOptions& options) {
   Trace trace;
   std::error_code failed;
   if (!fs::is_directory(path, failed)) {
-    WEFT_ASSIGN(ReadFile file, read_process(path, options));
+    WEFT_ASSIGN(ReadFile file, read_from(path, options));
     add(trace, std::move(file));
     return trace;
   }
@@ -43,7 +43,7 @@ Result<Trace> read(const std::string& path, const ReadOptions& options) {
   std::vector<ReadFile> read_files;
   std::optional<Error> first_error;
   for (const fs::path& file : files) {
-    auto result = read_process(file.string(), options);
+    auto result = read_from(file.string(), options);
     if (result) {
       read_files.push_back(std::move(result).value());
       continue;
@@ -69,6 +69,16 @@ Result<Trace> read(const std::string& path, const ReadOptions& options) {
   }
   for (ReadFile& file : read_files) add(trace, std::move(file));
   return trace;
+}
+
+}  // namespace
+
+Result<Trace> read(const std::string& path, const ReadOptions& options) {
+  try {
+    return read_run(path, options);
+  } catch (const std::bad_alloc&) {
+    return no_memory_for(path);
+  }
 }
 
 }  // namespace weft::trace

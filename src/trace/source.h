@@ -21,6 +21,9 @@ class Source {
   virtual uint64_t size() const = 0;
   // The bytes from `offset`, `length` of them or as many as there are. Valid until the next call.
   virtual std::span<const std::byte> view(uint64_t offset, size_t length) = 0;
+  // The same, of `least` bytes or as many more as there are without reading. A search that asks for
+  // no more than this reads every byte once.
+  virtual std::span<const std::byte> at_hand(uint64_t offset, size_t least) = 0;
   // What went wrong below, if anything; the bytes behind it count as not there.
   virtual std::string trouble() const { return {}; }
 };
@@ -34,6 +37,9 @@ class MemorySource final : public Source {
     const auto rest = bytes_.subspan(offset);
     return rest.first(std::min(length, rest.size()));
   }
+  std::span<const std::byte> at_hand(uint64_t offset, size_t) override {
+    return view(offset, bytes_.size());
+  }
 
  private:
   std::span<const std::byte> bytes_;
@@ -43,6 +49,7 @@ class FileSource final : public Source {
  public:
   FileSource(int fd, uint64_t size) : fd_(fd), size_(size) {}
   uint64_t size() const override { return size_; }
+  uint64_t bytes_read() const { return bytes_read_; }
   std::string trouble() const override { return trouble_; }
 
   std::span<const std::byte> view(uint64_t offset, size_t length) override {
@@ -52,6 +59,11 @@ class FileSource final : public Source {
     if (offset >= start_ + filled_) return {};
     const size_t from = static_cast<size_t>(offset - start_);
     return std::span<const std::byte>(window_).subspan(from, std::min(length, filled_ - from));
+  }
+
+  std::span<const std::byte> at_hand(uint64_t offset, size_t least) override {
+    if (view(offset, least).empty()) return {};
+    return view(offset, static_cast<size_t>(start_ + filled_ - offset));
   }
 
  private:
@@ -75,6 +87,7 @@ class FileSource final : public Source {
         return;
       }
       filled_ += static_cast<size_t>(n);
+      bytes_read_ += static_cast<size_t>(n);
     }
   }
 
@@ -82,6 +95,7 @@ class FileSource final : public Source {
   uint64_t size_;
   uint64_t start_ = 0;
   size_t filled_ = 0;
+  uint64_t bytes_read_ = 0;
   std::vector<std::byte> window_;
   std::string trouble_;
 };

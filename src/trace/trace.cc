@@ -1,16 +1,10 @@
 #include "weft/trace.h"
 
 #include <algorithm>
-#include <cmath>
 
 #include "format.h"
 
-#define XXH_INLINE_ALL
-#include <xxhash.h>
-
 namespace weft::trace {
-
-uint64_t hash_of(const void* data, size_t size) { return XXH3_64bits(data, size); }
 
 // ---- names -------------------------------------------------------------------------------
 
@@ -102,10 +96,11 @@ const char* flaw_of(const Event& event) {
 const char* flaw_of(const Environment& environment) {
   if (environment.ranks == 0) return "no ranks";
   if (environment.rank >= environment.ranks) return "rank is not below the number of ranks";
-  if (!std::isfinite(environment.dilation) || environment.dilation <= 0)
-    return "dilation is not a positive number";
-  if (!std::isfinite(environment.shrink) || environment.shrink <= 0)
-    return "shrink is not a positive number";
+  // Said so that no number at all is refused too.
+  if (!(environment.dilation >= 1 && environment.dilation <= kMaxFactor))
+    return "dilation is not a number from 1 to 1000000";
+  if (!(environment.shrink >= 1 && environment.shrink <= kMaxFactor))
+    return "shrink is not a number from 1 to 1000000";
   return nullptr;
 }
 

@@ -278,6 +278,8 @@ struct Trace {
 // work.
 class Writer {
  public:
+  // The file is its owner's alone (0600). An older trace of this user is replaced; anything else
+  // that has the name, and every link, is refused and stays as it is.
   static Result<std::unique_ptr<Writer>> create(const std::string& path,
                                                 const Environment& environment);
   virtual ~Writer() = default;

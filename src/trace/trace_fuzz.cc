@@ -28,15 +28,15 @@ void reseal(std::string& bytes) {
   if (bytes.size() < kFileHeaderBytes) return;
   FileHeader header;
   std::memcpy(&header, bytes.data(), sizeof header);
-  header.checksum = hash_of(&header, offsetof(FileHeader, checksum));
+  header.checksum = checksum_of(header);
   std::memcpy(bytes.data(), &header, sizeof header);
   for (size_t at = kFileHeaderBytes; at + kBlockHeaderBytes <= bytes.size();) {
     BlockHeader block;
     std::memcpy(&block, bytes.data() + at, sizeof block);
     const size_t left = bytes.size() - at - kBlockHeaderBytes;
     if (block.magic != kBlockMagic || block.payload_bytes > left) return;
-    block.checksum = hash_of(bytes.data() + at + kBlockHashedFrom,
-                             kBlockHeaderBytes - kBlockHashedFrom + block.payload_bytes);
+    block.checksum = hash64(std::string_view(bytes).substr(
+        at + kBlockHashedFrom, kBlockHeaderBytes - kBlockHashedFrom + block.payload_bytes));
     std::memcpy(bytes.data() + at, &block, sizeof block);
     at += kBlockHeaderBytes + block.payload_bytes;
   }

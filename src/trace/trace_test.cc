@@ -1,5 +1,6 @@
 #include "weft/trace.h"
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
@@ -84,8 +85,8 @@ BlockHeader header_at(std::string_view bytes, size_t at) {
 // Makes the checksum of the block at `at` right again after an edit.
 void reseal(std::string& bytes, size_t at) {
   BlockHeader header = header_at(bytes, at);
-  header.checksum = hash_of(bytes.data() + at + kBlockHashedFrom,
-                            kBlockHeaderBytes - kBlockHashedFrom + header.payload_bytes);
+  header.checksum = hash64(std::string_view(bytes).substr(
+      at + kBlockHashedFrom, kBlockHeaderBytes - kBlockHashedFrom + header.payload_bytes));
   std::memcpy(bytes.data() + at, &header, sizeof header);
 }
 
@@ -297,7 +298,7 @@ TEST_F(TraceTest, a_newer_format_is_refused_by_name) {
   std::memcpy(&header, bytes.data(), sizeof header);
   header.version = 2;
   std::memcpy(header.writer, "7.1.0\0", 6);
-  header.checksum = hash_of(&header, offsetof(FileHeader, checksum));
+  header.checksum = checksum_of(header);
   std::memcpy(bytes.data(), &header, sizeof header);
   auto file = parse(bytes);
   ASSERT_FALSE(file);
@@ -394,6 +395,24 @@ TEST_F(TraceTest, a_file_of_false_headers_is_given_up_in_time) {
   EXPECT_TRUE(file->damage.any());
 }
 
+// Through a window, every false beginning once read a MiB again: 15 s.
+TEST_F(TraceTest, searching_a_file_reads_every_byte_once) {
+  const std::string bytes = small_blocks(sample_process(0, 2, 1));
+  for (uint32_t promised : {0u, 100u, 1u << 16, 16u << 20, ~0u}) {
+    BlockHeader header{kBlockMagic, promised, 1, 1, 1, 3, 1};
+    const std::string fake(reinterpret_cast<const char*>(&header), sizeof header);
+    std::string file = bytes;
+    while (file.size() < (4u << 20)) file += fake.substr(0, 8);
+    put("false", file);
+    Fd fd(::open(path("false").c_str(), O_RDONLY | O_CLOEXEC));
+    FileSource source(fd.get(), file.size());
+    ASSERT_TRUE(read_from(source, "false", {}));
+    // What failed may cost four times the file and 64 MiB; that which is only looked at, itself.
+    const uint64_t most = promised <= 100 || promised > (4u << 20) ? 2 : 6 + 16;
+    EXPECT_LE(source.bytes_read(), most * file.size()) << promised;
+  }
+}
+
 TEST_F(TraceTest, what_is_not_a_trace_is_refused) {
   EXPECT_EQ(parse("").error().message(), "x.weft: empty: its writer ended before it wrote");
   EXPECT_EQ(parse("{}").error().message(), "x.weft: not a weft trace");
@@ -427,8 +446,18 @@ TEST_F(TraceTest, a_writer_refuses_what_a_reader_would) {
   bad.rank = 2;
   EXPECT_THAT(Writer::create(path("a"), bad).error().message(), HasSubstr("rank is not below"));
   bad = process.environment;
-  bad.dilation = 0;
-  EXPECT_FALSE(Writer::create(path("a"), bad));
+  constexpr double kNoNumber = std::numeric_limits<double>::quiet_NaN();
+  constexpr double kInfinite = std::numeric_limits<double>::infinity();
+  for (double factor : {0.0, -0.0, -1.0, 0.5, 0.999999, 1e-300, 1000001.0, 1e300, kNoNumber,
+                        kInfinite, -kInfinite}) {
+    bad.dilation = factor;
+    bad.shrink = 1;
+    EXPECT_THAT(Writer::create(path("a"), bad).error().message(), HasSubstr("dilation is not a"));
+    bad.dilation = 1;
+    bad.shrink = factor;
+    EXPECT_THAT(Writer::create(path("a"), bad).error().message(), HasSubstr("shrink is not a"));
+  }
+  EXPECT_FALSE(fs::exists(path("a"))) << "nothing is made for what is refused";
   EXPECT_EQ(Writer::create(path("no/such/folder"), process.environment).error().code(),
             Code::not_found);
 
@@ -465,11 +494,6 @@ TEST_F(TraceTest, a_writer_refuses_what_a_reader_would) {
   EXPECT_FALSE(writer->pings(std::span(&ping, 1)));
   ASSERT_TRUE(writer->close());
   EXPECT_TRUE(read_process(path("a"))->process.events.empty()) << "a refused call takes nothing";
-}
-
-TEST_F(TraceTest, a_full_disk_is_an_error) {
-  EXPECT_THAT(Writer::create("/dev/full", Environment{}).error().message(),
-              HasSubstr("No space left"));
 }
 
 TEST_F(TraceTest, a_disk_that_fills_up_costs_what_did_not_fit) {
@@ -517,6 +541,65 @@ TEST_F(TraceTest, a_writer_goes_on_after_a_failed_block) {
   EXPECT_EQ(file->damage.bytes_lost, 10u);
   EXPECT_FALSE(file->damage.unfinished);
   EXPECT_EQ(file->process.events.size(), 2u);
+}
+
+// ---- where a trace may be written --------------------------------------------------------
+
+TEST_F(TraceTest, a_trace_is_its_owners_alone) {
+  const mode_t before = ::umask(0);
+  const bool written = write(path("a.weft"), sample_process(0, 1, 1)).ok();
+  ::umask(before);
+  ASSERT_TRUE(written);
+  struct stat status {};
+  ASSERT_EQ(::stat(path("a.weft").c_str(), &status), 0);
+  EXPECT_EQ(status.st_mode & 0777, 0600u);
+}
+
+TEST_F(TraceTest, only_an_older_trace_is_replaced) {
+  ASSERT_TRUE(write(path("a.weft"), sample_process(0, 1, 1)));
+  fs::permissions(path("a.weft"), fs::perms::all);
+  std::ifstream reader(path("a.weft"));  // it keeps what it has opened
+  ASSERT_TRUE(write(path("a.weft"), sample_process(0, 2, 3)));
+  EXPECT_EQ(read_process(path("a.weft"))->process.environment.ranks, 2u);
+  EXPECT_EQ(fs::status(path("a.weft")).permissions(),
+            fs::perms::owner_read | fs::perms::owner_write);
+  const std::string old{std::istreambuf_iterator<char>(reader), {}};
+  EXPECT_EQ(parse(old)->process.environment.ranks, 1u);
+  put("empty", "");
+  EXPECT_TRUE(write(path("empty"), sample_process(0, 1, 1)));
+}
+
+TEST_F(TraceTest, what_is_not_ours_is_left_alone) {
+  ASSERT_TRUE(write(path("trace"), sample_process(0, 1, 1)));
+  const std::string trace = get("trace");
+  put("thesis.tex", "years of work");
+  put("short", "x");
+  fs::create_symlink(path("thesis.tex"), path("link"));
+  fs::create_symlink(path("trace"), path("link to trace"));
+  fs::create_symlink(path("nowhere"), path("link to nowhere"));
+  fs::create_directory(path("folder"));
+  ASSERT_EQ(::mkfifo(path("pipe").c_str(), 0600), 0);  // nobody reads it: opening would wait
+  const struct {
+    const char* name;
+    const char* why;
+  } cases[] = {{"thesis.tex", "it is not a weft trace"},
+               {"short", "it is not a weft trace"},
+               {"link", "it is a link"},
+               {"link to trace", "it is a link"},
+               {"link to nowhere", "it is a link"},
+               {"folder", "it is no regular file"},
+               {"pipe", "it is no regular file"}};
+  for (const auto& one : cases) {
+    auto written = write(path(one.name), sample_process(0, 1, 1));
+    ASSERT_FALSE(written) << one.name;
+    EXPECT_EQ(written.error().code(), Code::invalid_argument);
+    EXPECT_THAT(written.error().message(), HasSubstr(one.why));
+    EXPECT_THAT(written.error().message(), HasSubstr("remove it, or name another file"));
+  }
+  EXPECT_EQ(get("thesis.tex"), "years of work");
+  EXPECT_EQ(get("short"), "x");
+  EXPECT_EQ(get("trace"), trace);
+  EXPECT_FALSE(fs::exists(path("nowhere")));
 }
 
 // ---- runs --------------------------------------------------------------------------------

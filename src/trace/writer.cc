@@ -1,4 +1,5 @@
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -17,13 +18,13 @@ struct Defined {
   uint64_t block = ~uint64_t{0};
 };
 
+std::string_view text_of(const Packer& packed) {
+  return {reinterpret_cast<const char*>(packed.bytes().data()), packed.bytes().size()};
+}
+
 void pack_track(Packer& out, TrackId id, const Track& track) {
-  out.put(id);
-  out.put(track.type);
-  out.put(uint8_t{0});
-  out.put(track.lane);
-  out.put(track.peer);
-  out.put_text(track.name);
+  out.number(id).number(track.type).number(uint8_t{0});
+  out.number(track.lane).number(track.peer).string(track.name);
 }
 
 class FileWriter final : public Writer {
@@ -45,8 +46,8 @@ class FileWriter final : public Writer {
     const std::string_view written_by = version();
     std::memcpy(header.writer, written_by.data(),
                 std::min(written_by.size(), sizeof header.writer - 1));
-    header.checksum = hash_of(&header, offsetof(FileHeader, checksum));
-    WEFT_TRY(write_all(&header, sizeof header));
+    header.checksum = checksum_of(header);
+    WEFT_TRY(write_out(std::as_bytes(std::span(&header, 1))));
     return repeat_descriptions();
   }
 
@@ -55,19 +56,15 @@ class FileWriter final : public Writer {
     if (const char* flaw = flaw_of(model)) return refuse("model", flaw);
     if (model.layers.size() < layers_ || model.tensors.size() < tensors_)
       return refuse("model", "it is smaller than the one before it, which events may refer to");
-    std::string payload;
-    Packer out(payload);
-    out.put_text(model.name);
-    out.put(static_cast<uint32_t>(model.layers.size()));
-    for (const Layer& layer : model.layers) out.put_text(layer.name);
+    Packer payload;
+    payload.string(model.name).number(static_cast<uint32_t>(model.layers.size()));
+    for (const Layer& layer : model.layers) payload.string(layer.name);
     for (const Tensor& tensor : model.tensors) {
-      out.put_text(tensor.name);
-      out.put(tensor.bytes);
-      out.put(tensor.produced_by);
-      out.put(tensor.updated_by);
-      out.put(tensor.consumed_by);
+      payload.string(tensor.name).number(tensor.bytes);
+      payload.number(tensor.produced_by).number(tensor.updated_by).number(tensor.consumed_by);
     }
-    if (payload.size() > kMaxPayloadBytes) return refuse("model", "its description is too long");
+    if (payload.bytes().size() > kMaxPayloadBytes)
+      return refuse("model", "its description is too long");
     WEFT_TRY(write_events());  // events stand behind the model that they refer to
     model_ = std::move(payload);
     layers_ = model.layers.size();
@@ -126,14 +123,11 @@ class FileWriter final : public Writer {
 
   Result<void> note(const Note& note) override {
     WEFT_TRY(check_open());
-    std::string payload;
-    Packer out(payload);
-    out.put(note.time_ns);
-    out.put_text(note.key);
-    out.put_text(note.value);
-    if (payload.size() > kMaxPayloadBytes) return refuse("note", "it is too long");
+    Packer payload;
+    payload.number(note.time_ns).string(note.key).string(note.value);
+    if (payload.bytes().size() > kMaxPayloadBytes) return refuse("note", "it is too long");
     totals_.notes += 1;
-    return write_block(BlockType::notes, 1, payload);
+    return write_block(BlockType::notes, 1, payload.bytes());
   }
 
   Result<void> dropped(uint64_t total) override {
@@ -152,24 +146,19 @@ class FileWriter final : public Writer {
     WEFT_TRY(write_events());
     WEFT_TRY(write_definitions());
     WEFT_TRY(repeat_descriptions());
-    std::string payload;
-    Packer(payload).put(totals_);
-    WEFT_TRY(write_block(BlockType::closing, 1, payload));
+    WEFT_TRY(write_block(BlockType::closing, 1, std::as_bytes(std::span(&totals_, 1))));
     closed_ = true;
     // Some file systems say only here that the disk is full.
     if (::close(fd_.release()) != 0) return io_error(errno, "%s: closing", path_.c_str());
     return {};
   }
 
-  size_t environment_bytes() const { return environment_.size(); }
+  size_t environment_bytes() const { return environment_.bytes().size(); }
 
  private:
   void pack_environment(const Environment& environment) {
     const auto field = [this](Field id, std::string_view value) {
-      Packer out(environment_);
-      out.put(id);
-      out.put(uint16_t{0});
-      out.put_text(value);
+      environment_.number(id).number(uint16_t{0}).string(value);
       ++environment_fields_;
     };
     const auto number = [&](Field id, auto value) {
@@ -177,9 +166,9 @@ class FileWriter final : public Writer {
     };
     const auto pairs = [&](Field id, const std::map<std::string, std::string>& map) {
       for (const auto& [key, value] : map) {
-        std::string pair;
-        Packer(pair).put_text(key);
-        field(id, pair + value);
+        Packer pair;
+        pair.string(key).raw(std::as_bytes(std::span(value)));
+        field(id, text_of(pair));
       }
     };
     field(Field::weft_version, environment.weft_version);
@@ -248,7 +237,7 @@ class FileWriter final : public Writer {
         pending_bytes_ += 8 + name.value.size();
       }
     }
-    records_.append(reinterpret_cast<const char*>(&event), sizeof event);
+    records_.push_back(event);
     pending_bytes_ += sizeof event;
     totals_.events += 1;
     if (pending_bytes_ + sizeof event > options_.block_bytes) return write_events();
@@ -260,41 +249,36 @@ class FileWriter final : public Writer {
     if (records_.empty() && totals_.dropped == dropped_written_) return {};
     std::sort(block_names_.begin(), block_names_.end());
     std::sort(block_tracks_.begin(), block_tracks_.end());
-    std::string payload;
-    payload.reserve(pending_bytes_);
-    Packer out(payload);
-    out.put(totals_.dropped);
-    out.put(static_cast<uint32_t>(block_names_.size()));
-    out.put(static_cast<uint32_t>(block_tracks_.size()));
-    for (NameId id : block_names_) {
-      out.put(id);
-      out.put_text(names_.find(id)->second.value);
-    }
-    for (TrackId id : block_tracks_) pack_track(out, id, tracks_[id]->value);
-    payload += records_;
-    const auto count = static_cast<uint32_t>(records_.size() / sizeof(Event));
+    Packer payload;
+    payload.number(totals_.dropped);
+    payload.number(static_cast<uint32_t>(block_names_.size()));
+    payload.number(static_cast<uint32_t>(block_tracks_.size()));
+    for (NameId id : block_names_) payload.number(id).string(names_.find(id)->second.value);
+    for (TrackId id : block_tracks_) pack_track(payload, id, tracks_[id]->value);
+    payload.raw(std::as_bytes(std::span(records_)));
+    const auto count = static_cast<uint32_t>(records_.size());
     records_.clear();
     block_names_.clear();
     block_tracks_.clear();
     ++events_blocks_;
     dropped_written_ = totals_.dropped;
-    WEFT_TRY(write_block(BlockType::events, count, payload));
+    WEFT_TRY(write_block(BlockType::events, count, payload.bytes()));
     // Descriptions cost a sixteenth of the file at most, however long the model is.
-    const uint64_t descriptions = environment_.size() + model_.size();
+    const uint64_t descriptions = environment_.bytes().size() + model_.bytes().size();
     if (bytes_since_repeat_ >= std::max(options_.repeat_bytes, 16 * descriptions))
       return repeat_descriptions();
     return {};
   }
 
   Result<void> repeat_descriptions() {
-    WEFT_TRY(write_block(BlockType::environment, environment_fields_, environment_));
-    if (!model_.empty()) WEFT_TRY(write_model());
+    WEFT_TRY(write_block(BlockType::environment, environment_fields_, environment_.bytes()));
+    if (!model_.bytes().empty()) WEFT_TRY(write_model());
     bytes_since_repeat_ = 0;
     return {};
   }
 
   Result<void> write_model() {
-    return write_block(BlockType::model, static_cast<uint32_t>(layers_ + tensors_), model_);
+    return write_block(BlockType::model, static_cast<uint32_t>(layers_ + tensors_), model_.bytes());
   }
 
   // Names and tracks once more, for those that no event used.
@@ -306,30 +290,26 @@ class FileWriter final : public Writer {
     size_t next_name = 0;
     size_t next_track = 0;
     while (next_name < ids.size() || next_track < tracks_.size()) {
-      std::string names;
-      std::string tracks;
+      Packer names;
+      Packer tracks;
       uint32_t name_count = 0;
       uint32_t track_count = 0;
-      Packer names_out(names);
-      Packer tracks_out(tracks);
-      for (; next_name < ids.size() && names.size() < options_.block_bytes; ++next_name) {
-        names_out.put(ids[next_name]);
-        names_out.put_text(names_.find(ids[next_name])->second.value);
+      const auto has_room = [this](const Packer& part) {
+        return part.bytes().size() < options_.block_bytes;
+      };
+      for (; next_name < ids.size() && has_room(names); ++next_name) {
+        names.number(ids[next_name]).string(names_.find(ids[next_name])->second.value);
         ++name_count;
       }
-      for (; next_track < tracks_.size() && tracks.size() < options_.block_bytes; ++next_track) {
+      for (; next_track < tracks_.size() && has_room(tracks); ++next_track) {
         if (!tracks_[next_track]) continue;
-        pack_track(tracks_out, static_cast<TrackId>(next_track), tracks_[next_track]->value);
+        pack_track(tracks, static_cast<TrackId>(next_track), tracks_[next_track]->value);
         ++track_count;
       }
       if (name_count + track_count == 0) break;
-      std::string payload;
-      Packer out(payload);
-      out.put(name_count);
-      out.put(track_count);
-      payload += names;
-      payload += tracks;
-      WEFT_TRY(write_block(BlockType::definitions, name_count + track_count, payload));
+      Packer payload;
+      payload.number(name_count).number(track_count).raw(names.bytes()).raw(tracks.bytes());
+      WEFT_TRY(write_block(BlockType::definitions, name_count + track_count, payload.bytes()));
     }
     return {};
   }
@@ -342,15 +322,14 @@ class FileWriter final : public Writer {
       const auto now = records.first(std::min(most, records.size()));
       records = records.subspan(now.size());
       total += now.size();
-      const std::string payload(reinterpret_cast<const char*>(now.data()), now.size_bytes());
-      WEFT_TRY(write_block(type, static_cast<uint32_t>(now.size()), payload));
+      WEFT_TRY(write_block(type, static_cast<uint32_t>(now.size()), std::as_bytes(now)));
     }
     return {};
   }
 
   // One block, one write. The number of a block that could not be written is spent, so that a
   // reader of what follows sees that it is missing.
-  Result<void> write_block(BlockType type, uint32_t count, std::string_view payload) {
+  Result<void> write_block(BlockType type, uint32_t count, std::span<const std::byte> payload) {
     BlockHeader header{};
     header.magic = kBlockMagic;
     header.payload_bytes = static_cast<uint32_t>(payload.size());
@@ -358,24 +337,18 @@ class FileWriter final : public Writer {
     header.count = count;
     header.type = static_cast<uint16_t>(type);
     header.version = kBlockVersion;
-    block_.assign(reinterpret_cast<const char*>(&header), sizeof header);
-    block_ += payload;
-    const uint64_t checksum =
-        hash_of(block_.data() + kBlockHashedFrom, block_.size() - kBlockHashedFrom);
+    const auto header_bytes = std::as_bytes(std::span(&header, 1));
+    block_.assign(header_bytes.begin(), header_bytes.end());
+    block_.insert(block_.end(), payload.begin(), payload.end());
+    const uint64_t checksum = hash64(std::span<const std::byte>(block_).subspan(kBlockHashedFrom));
     std::memcpy(block_.data() + offsetof(BlockHeader, checksum), &checksum, sizeof checksum);
     bytes_since_repeat_ += block_.size();
-    return write_all(block_.data(), block_.size());
+    return write_out(block_);
   }
 
-  Result<void> write_all(const void* data, size_t size) {
-    const char* from = static_cast<const char*>(data);
-    while (size > 0) {
-      const ssize_t n = ::write(fd_.get(), from, size);
-      if (n < 0 && errno == EINTR) continue;
-      if (n <= 0) return io_error(n < 0 ? errno : EIO, "%s: writing", path_.c_str());
-      from += n;
-      size -= static_cast<size_t>(n);
-    }
+  Result<void> write_out(std::span<const std::byte> bytes) {
+    const int failed = write_all(fd_.get(), bytes);
+    if (failed != 0) return io_error(failed, "%s: writing", path_.c_str());
     return {};
   }
 
@@ -384,26 +357,60 @@ class FileWriter final : public Writer {
   WriterOptions options_;
   bool closed_ = false;
 
-  std::string environment_;  // payloads, kept to be repeated
+  Packer environment_;  // payloads, kept to be repeated
   uint32_t environment_fields_ = 0;
-  std::string model_;
+  Packer model_;
   size_t layers_ = 0;
   size_t tensors_ = 0;
   std::unordered_map<NameId, Defined<std::string>> names_;
   std::vector<std::optional<Defined<Track>>> tracks_;
 
-  std::string records_;  // the pending events block
+  std::vector<Event> records_;  // the pending events block
   std::vector<NameId> block_names_;
   std::vector<TrackId> block_tracks_;
   size_t pending_bytes_ = 16;
   uint64_t events_blocks_ = 0;
 
-  std::string block_;
+  std::vector<std::byte> block_;
   uint64_t sequence_ = 0;
   uint64_t bytes_since_repeat_ = 0;
   uint64_t dropped_written_ = 0;
   Closing totals_;
 };
+
+// Why what stands at `path` may not be replaced; null when it may: an older trace of this user, or
+// an empty file. A trace tells much of a job, and a link or a pipe with the name of one may have
+// been put there by someone else.
+const char* why_not_replaced(const std::string& path) {
+  // Non-blocking, so that a named pipe is refused instead of waited for.
+  const Fd fd(::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+  if (!fd) return errno == ELOOP ? "a link" : "nothing that can be read";
+  struct stat status {};
+  if (::fstat(fd.get(), &status) != 0 || !S_ISREG(status.st_mode)) return "no regular file";
+  if (status.st_uid != ::geteuid()) return "another user's";
+  char magic[sizeof kFileMagic];
+  const ssize_t got = ::read(fd.get(), magic, sizeof magic);
+  const bool trace =
+      got == ssize_t{sizeof magic} && std::memcmp(magic, kFileMagic, sizeof magic) == 0;
+  return got == 0 || trace ? nullptr : "not a weft trace";
+}
+
+// A new file, which nobody else can read. One that is replaced is removed and not emptied: whoever
+// still reads or writes it keeps what it has.
+Result<Fd> create(const std::string& path) {
+  Fd fd = create_file(path, Readers::owner);
+  if (!fd && errno == EEXIST) {
+    if (const char* why = why_not_replaced(path))
+      return error(Code::invalid_argument,
+                   "%s: there is something already, and it is %s; it was left as it is: remove it, "
+                   "or name another file",
+                   path.c_str(), why);
+    if (::unlink(path.c_str()) != 0) return io_error(errno, "%s: replacing", path.c_str());
+    fd = create_file(path, Readers::owner);
+  }
+  if (!fd) return io_error(errno, "%s: creating", path.c_str());
+  return fd;
+}
 
 }  // namespace
 
@@ -412,8 +419,7 @@ Result<std::unique_ptr<Writer>> create_writer(const std::string& path,
                                               const WriterOptions& options) {
   if (const char* flaw = flaw_of(environment))
     return error(Code::invalid_argument, "%s: environment: %s", path.c_str(), flaw);
-  Fd fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
-  if (!fd) return io_error(errno, "%s: creating", path.c_str());
+  WEFT_ASSIGN(Fd fd, create(path));
   auto writer = std::make_unique<FileWriter>(path, std::move(fd), environment, options);
   if (writer->environment_bytes() > kMaxPayloadBytes)
     return error(Code::invalid_argument, "%s: environment: too long", path.c_str());
