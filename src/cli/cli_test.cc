@@ -23,7 +23,7 @@ TEST(Table, WithoutNamesHasNoHeader) {
   Table table({{}, {}});
   EXPECT_EQ(table.text(), "");
   table.add({"a", "b\x1b[2J"});
-  EXPECT_EQ(table.text(), "a  b?[2J\n");
+  EXPECT_EQ(table.text(), "a  b\\x1b[2J\n");
 }
 
 TEST(Table, ShortensByCharacters) {

@@ -14,12 +14,6 @@ size_t width_of(std::string_view input) {
   return static_cast<size_t>(std::count_if(input.begin(), input.end(), starts_character));
 }
 
-std::string harmless(std::string input) {
-  for (char& c : input)
-    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?';
-  return input;
-}
-
 }  // namespace
 
 std::string shortened(std::string_view input, size_t width) {
@@ -34,7 +28,7 @@ std::string shortened(std::string_view input, size_t width) {
 
 void Table::add(std::vector<std::string> cells) {
   WEFT_CHECK(cells.size() == columns_.size());
-  for (std::string& cell : cells) cell = harmless(std::move(cell));
+  for (std::string& cell : cells) cell = printable(cell, cell.size());
   rows_.push_back(std::move(cells));
 }
 

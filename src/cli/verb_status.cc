@@ -161,6 +161,8 @@ Outcome run(const Options& options) {
   }
   auto answer = runtime::ask_status(job.membership.rendezvous, job.membership.secret, patience);
   if (!answer) return Outcome::run_failed(answer.error().message());
+  if (auto small = check_json(*answer, {.depth = 32, .values = 1u << 20}); !small)
+    return Outcome::run_failed("the job's answer: " + small.error().message());
   Json status = Json::parse(*answer, nullptr, false);
   if (status.is_discarded()) return Outcome::run_failed("the job's answer cannot be read");
   if (options.json) {

@@ -18,6 +18,7 @@ constexpr Constant kConstants[] = {{"round_trip_ns", &Costs::round_trip_idle_ns}
                                    {"copy_ns_per_byte", &Costs::copy_ns_per_byte},
                                    {"reduce_ns_per_byte", &Costs::reduce_ns_per_byte}};
 constexpr double kMost = 1e15;  // of any constant, in its unit
+constexpr JsonLimits kLimits = {.depth = 8, .values = 1000};
 
 Fitted only(double value) { return {value, value, value, 1}; }
 
@@ -31,6 +32,8 @@ std::string to_json(const Costs& costs) {
 }
 
 Result<Costs> from_json(std::string_view text) {
+  if (auto small = check_json(text, kLimits); !small)
+    return error(Code::corrupt, "not a file of costs: %s", small.error().message().c_str());
   Json in = Json::parse(text, nullptr, false);
   if (!in.is_object() || in.value("weft_costs", Json()) != Json(1))
     return error(Code::corrupt,

@@ -46,5 +46,15 @@ TEST(Saved, refuses_what_no_machine_has) {
   }
 }
 
+TEST(Saved, refuses_what_is_too_deep_to_be_shown) {
+  const std::string deep(100'000, '['), end(100'000, ']');
+  auto costs =
+      from_json(R"({"weft_costs": 1, "round_trip_ns": 1, "bytes_per_s": )" + deep + end + "}");
+  ASSERT_FALSE(costs);
+  EXPECT_EQ(costs.error().code(), Code::corrupt);
+  EXPECT_EQ(costs.error().message(),
+            "not a file of costs: line 1, column 61: nested deeper than 8 levels");
+}
+
 }  // namespace
 }  // namespace weft::cost

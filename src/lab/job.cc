@@ -4,6 +4,20 @@ namespace weft::lab {
 
 using nlohmann::json;
 
+namespace {
+
+// Of what a job and a result are made of: many layers, never deep.
+constexpr JsonLimits kLimits = {.depth = 16, .values = 1u << 22};
+
+// Throws json::exception when it is no JSON.
+Result<json> read_json(const std::string& path) {
+  WEFT_ASSIGN(std::string content, read_file(path, mib(64)));
+  if (auto small = check_json(content, kLimits); !small) return std::move(small).error().in(path);
+  return json::parse(content);
+}
+
+}  // namespace
+
 std::string write_job(const Job& job) {
   json out;
   out["rank"] = job.rank;
@@ -42,9 +56,8 @@ std::string write_job(const Job& job) {
 }
 
 Result<Job> read_job(const std::string& path) {
-  WEFT_ASSIGN(std::string content, read_file(path, mib(64)));
   try {
-    json in = json::parse(content);
+    WEFT_ASSIGN(json in, read_json(path));
     Job job;
     job.rank = in.at("rank");
     job.ranks = in.at("size");
@@ -101,9 +114,8 @@ Result<void> write_result(const std::string& path, const WorkerResult& result) {
 }
 
 Result<WorkerResult> read_result(const std::string& path) {
-  WEFT_ASSIGN(std::string content, read_file(path, mib(64)));
   try {
-    json in = json::parse(content);
+    WEFT_ASSIGN(json in, read_json(path));
     WorkerResult result;
     result.starts_ns = in.at("starts_ns").get<std::vector<int64_t>>();
     result.exact = in.at("exact");

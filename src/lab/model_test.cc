@@ -70,6 +70,39 @@ TEST(Model, ErrorsSayWhereWhatAndWhatElse) {
   EXPECT_FALSE(parse_model(std::string(100'000, '[')));
 }
 
+TEST(Model, BracketsInAStringAreText) {
+  EXPECT_TRUE(parse_model(with(kSmall, "made up", std::string(1000, '['))));
+  // Nor do they close anything: what follows would end the stack of whoever walks it.
+  const std::string deep = std::string(200'000, '[') + std::string(200'000, ']');
+  const Result<Model> model =
+      parse_model(with(kSmall, "\"weft_model\": 1",
+                       "\"x\": \"" + std::string(200'000, ']') + "\", \"weft_model\": " + deep));
+  ASSERT_FALSE(model);
+  EXPECT_NE(model.error().message().find("nested deeper than 8 levels"), std::string::npos)
+      << model.error().message();
+}
+
+TEST(Model, LimitsAreThoseOfTheDocument) {
+  std::string vast = "[0";
+  for (int i = 0; i < 1 << 20; ++i) vast += ",0";
+  const Result<Model> many =
+      parse_model(with(kSmall, "\"tensors\": []", "\"tensors\": " + vast + "]"));
+  ASSERT_FALSE(many);
+  EXPECT_NE(many.error().message().find("more than 1048576 values"), std::string::npos)
+      << many.error().message();
+  const auto layers = [](int count) {
+    std::string out;
+    for (int i = 0; i < count; ++i)
+      out += R"({"name":"x","forward_us":1,"backward_us":1,"tensors":[]},)";
+    return with(kSmall, "\"layers\": [", "\"layers\": [" + out);
+  };
+  EXPECT_TRUE(parse_model(layers(65'532)));  // and the two that it has
+  const Result<Model> more = parse_model(layers(65'533));
+  ASSERT_FALSE(more);
+  EXPECT_NE(more.error().message().find("expected a list of 1 to 65534 layers"), std::string::npos)
+      << more.error().message();
+}
+
 // What is published: torchvision's three, and bert-base-uncased's encoder and pooler.
 TEST(Model, ParametersAddUpToThePublishedCounts) {
   const struct {

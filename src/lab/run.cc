@@ -321,7 +321,7 @@ Result<RunResult> run_inside(const RunOptions& options, const Model& model, cons
         layer.update = layer.update.scaled(1 / slow->second);
       }
     std::string job_file = text("%s/rank-%u.job.json", mine.folder.c_str(), rank);
-    WEFT_TRY(write_file(job_file, write_job(mine)));
+    WEFT_TRY(write_file(job_file, write_job(mine), Readers::owner));  // the secret is in it
   }
   std::vector<process::Child> helpers;
   WEFT_ASSIGN(auto processes, start_engine(options.engine, program, cluster, job.folder, helpers));

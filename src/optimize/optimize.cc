@@ -14,23 +14,16 @@ using plan::Plan;
 // A gain by replay below this, or below the error of the replay, is none.
 constexpr double kLeastGain = 0.005;
 
-// A name out of a trace, fit for one line.
-std::string one_line(const std::string& name) {
-  std::string out = name.substr(0, 80);
-  for (char& c : out)
-    if (c < ' ' || c > '~') c = '?';
-  return out;
-}
-
 Plan signed_by_optimizer(Plan plan, const replay::Replayer& replayer, const Options& options,
                          const Space& space) {
   const Plan& recorded = replayer.recorded_plan();
   std::string link;
   if (space.link_bits_per_s > 0) link = ", " + format_rate(space.link_bits_per_s);
   plan.name = "optimized";
-  plan.comment = text("for %s on %u hosts%s; from %s (%s)", one_line(replayer.model().name).c_str(),
-                      options.cluster.hosts.value_or(replayer.ranks()), link.c_str(),
-                      one_line(recorded.name).c_str(), plan::hash(recorded).c_str());
+  plan.comment =
+      text("for %s on %u hosts%s; from %s (%s)", printable(replayer.model().name).c_str(),
+           options.cluster.hosts.value_or(replayer.ranks()), link.c_str(),
+           printable(recorded.name).c_str(), plan::hash(recorded).c_str());
   return plan;
 }
 

@@ -27,13 +27,8 @@ inline constexpr std::array<Word<Sync>, 5> kSyncs = {{{"synchronous", Sync::sync
                                                       {"local_sgd", Sync::local_sgd},
                                                       {"one_step_delay", Sync::one_step_delay}}};
 
-// Text of others, made fit for one line of a terminal: control characters and broken UTF-8 become
-// escapes, and what is longer than `limit` bytes ends in "...".
-std::string printable(std::string_view input, size_t limit = 80);
-// The same between quotes.
+// Text of others between quotes, fit for one line of a terminal.
 std::string in_quotes(std::string_view input);
-// Length of the UTF-8 sequence at the start of `input`; 0 if there is no valid one.
-size_t utf8_length(std::string_view input);
 
 // One step of a JSON pointer, "/" included: a key that may hold "/" and "~".
 std::string pointer_step(std::string_view key);

@@ -1,5 +1,6 @@
-// Text -> Plan, in two steps: the text becomes a tree that holds no key twice and is neither deep
-// nor vast, then the tree is read field by field. A field that is not in a list below is refused.
+// Text -> Plan, in two steps: the text, which is neither deep nor vast, becomes a tree that holds
+// no key twice, then the tree is read field by field. A field that is not in a list below is
+// refused.
 
 #include <algorithm>
 #include <cmath>
@@ -17,8 +18,7 @@ namespace {
 // Sorted keys: finding a key twice must not take quadratic time in a document of a million keys.
 using Json = nlohmann::json;
 
-constexpr size_t kDepthMax = 8;          // a plan needs four
-constexpr size_t kValuesMax = 1u << 22;  // a small text can make a large tree
+constexpr JsonLimits kLimits = {.depth = 8, .values = 1u << 22};  // a plan needs four levels
 
 // ---- text -> tree ------------------------------------------------------------------------
 
@@ -29,14 +29,12 @@ class Builder final : public nlohmann::json_sax<Json> {
   Json& tree() { return tree_; }
   const std::optional<Error>& error() const { return error_; }
 
-  bool null() override { return add(nullptr) != nullptr; }
-  bool boolean(bool value) override { return add(value) != nullptr; }
-  bool number_integer(number_integer_t value) override { return add(value) != nullptr; }
-  bool number_unsigned(number_unsigned_t value) override { return add(value) != nullptr; }
-  bool number_float(number_float_t value, const string_t&) override {
-    return add(value) != nullptr;
-  }
-  bool string(string_t& value) override { return add(std::move(value)) != nullptr; }
+  bool null() override { return add(nullptr); }
+  bool boolean(bool value) override { return add(value); }
+  bool number_integer(number_integer_t value) override { return add(value); }
+  bool number_unsigned(number_unsigned_t value) override { return add(value); }
+  bool number_float(number_float_t value, const string_t&) override { return add(value); }
+  bool string(string_t& value) override { return add(std::move(value)); }
   bool binary(binary_t&) override { return refuse("binary values are not JSON"); }
 
   bool start_object(std::size_t) override { return open(Json::object()); }
@@ -92,26 +90,24 @@ class Builder final : public nlohmann::json_sax<Json> {
     return false;
   }
 
-  // The new value where it stands in the tree, or nullptr after refuse().
-  Json* add(Json value) {
-    if (++values_ > kValuesMax) {
-      refuse(text("more than %zu values in one plan", kValuesMax).c_str());
-      return nullptr;
-    }
-    if (open_.empty()) return &(tree_ = std::move(value));
+  bool add(Json value) {
+    put(std::move(value));
+    return true;
+  }
+
+  // The new value where it stands in the tree.
+  Json& put(Json value) {
+    if (open_.empty()) return tree_ = std::move(value);
     Json& container = *open_.back().container;
-    if (container.is_object()) return &(container[open_.back().key] = std::move(value));
+    if (container.is_object()) return container[open_.back().key] = std::move(value);
     container.push_back(std::move(value));
-    return &container.back();
+    return container.back();
   }
 
   bool open(Json container) {
-    if (open_.size() == kDepthMax)
-      return refuse(text("nested deeper than %zu levels", kDepthMax).c_str());
-    Json* added = add(std::move(container));
     // The pointer holds while it is open: its container grows only after it is closed.
-    if (added != nullptr) open_.push_back({added, {}});
-    return added != nullptr;
+    open_.push_back({&put(std::move(container)), {}});
+    return true;
   }
 
   bool close() {
@@ -122,7 +118,6 @@ class Builder final : public nlohmann::json_sax<Json> {
   std::string_view input_;
   Json tree_;
   std::vector<Open> open_;
-  size_t values_ = 0;
   std::optional<Error> error_;
 };
 
@@ -387,6 +382,7 @@ Result<Plan> parse(std::string_view json) {
   if (json.size() > kDocumentMax.count)
     return error(Code::invalid_argument, "document: larger than %s",
                  format_bytes(kDocumentMax).c_str());
+  WEFT_TRY(check_json(json, kLimits));
   Builder builder(json);
   if (!Json::sax_parse(json.begin(), json.end(), &builder)) {
     WEFT_CHECK(builder.error().has_value());

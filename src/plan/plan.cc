@@ -1,7 +1,5 @@
 #include "weft/plan.h"
 
-#include <xxhash.h>
-
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <unordered_map>
@@ -42,49 +40,6 @@ const std::vector<std::string>& codec_names() {
 
 // ---- how errors are said -----------------------------------------------------------------
 
-size_t utf8_length(std::string_view input) {
-  if (input.empty()) return 0;
-  const auto byte = [&](size_t i) { return static_cast<unsigned char>(input[i]); };
-  const unsigned char lead = byte(0);
-  if (lead < 0x80) return 1;
-  const size_t length = lead >= 0xf0 ? 4 : lead >= 0xe0 ? 3 : 2;
-  if (lead < 0xc2 || lead > 0xf4 || input.size() < length) return 0;
-  for (size_t i = 1; i < length; ++i)
-    if ((byte(i) & 0xc0) != 0x80) return 0;
-  // Forms longer than need be, surrogates, and what lies beyond U+10FFFF.
-  if ((lead == 0xe0 && byte(1) < 0xa0) || (lead == 0xed && byte(1) > 0x9f) ||
-      (lead == 0xf0 && byte(1) < 0x90) || (lead == 0xf4 && byte(1) > 0x8f))
-    return 0;
-  return length;
-}
-
-namespace {
-
-// A control character of ASCII, or of Latin-1 in its UTF-8 form: terminals obey both.
-bool is_control(std::string_view sequence) {
-  const auto lead = static_cast<unsigned char>(sequence[0]);
-  if (sequence.size() == 1) return lead < 0x20 || lead == 0x7f;
-  return lead == 0xc2 && static_cast<unsigned char>(sequence[1]) < 0xa0;
-}
-
-}  // namespace
-
-std::string printable(std::string_view input, size_t limit) {
-  std::string out;
-  for (size_t i = 0; i < input.size();) {
-    if (i >= limit) return out + "...";
-    const size_t length = utf8_length(input.substr(i));
-    const std::string_view sequence = input.substr(i, std::max<size_t>(length, 1));
-    if (length == 0 || is_control(sequence)) {
-      for (char c : sequence) out += text("\\x%02x", static_cast<unsigned char>(c));
-    } else {
-      out += sequence;
-    }
-    i += sequence.size();
-  }
-  return out;
-}
-
 std::string in_quotes(std::string_view input) { return "\"" + printable(input) + "\""; }
 
 std::string pointer_step(std::string_view key) {
@@ -119,10 +74,10 @@ std::string name_fault(std::string_view name, size_t limit) {
   if (name.empty()) return "is empty";
   if (name.size() > limit) return text("is longer than %zu bytes", limit);
   for (size_t i = 0; i < name.size();) {
-    const size_t length = utf8_length(name.substr(i));
-    if (length == 0) return "is not UTF-8";
-    if (is_control(name.substr(i, length))) return "holds a control character";
-    i += length;
+    const Character character = first_character(name.substr(i));
+    if (character.length == 0) return "is not UTF-8";
+    if (is_control(character.point)) return "holds a control character";
+    i += character.length;
   }
   return "";
 }
@@ -166,7 +121,7 @@ Result<void> check_comment(const std::string& comment) {
   if (comment.size() > kCommentMax)
     return error(Code::invalid_argument, "/comment: is longer than %zu bytes", kCommentMax);
   for (size_t i = 0; i < comment.size();) {
-    const size_t length = utf8_length(std::string_view(comment).substr(i));
+    const size_t length = first_character(std::string_view(comment).substr(i)).length;
     if (length == 0) return error(Code::invalid_argument, "/comment: is not UTF-8");
     i += length;
   }
@@ -329,7 +284,7 @@ std::string canonical(const Plan& plan) { return dump(document(plan, true), 2) +
 
 std::string hash(const Plan& plan) {
   const std::string body = dump(document(plan, false), 2) + "\n";
-  return text("%016llx", static_cast<unsigned long long>(XXH3_64bits(body.data(), body.size())));
+  return text("%016llx", static_cast<unsigned long long>(hash64(body)));
 }
 
 // ---- diff --------------------------------------------------------------------------------

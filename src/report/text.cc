@@ -6,34 +6,9 @@
 namespace weft::report {
 namespace {
 
-constexpr std::string_view kReplacement = "\xef\xbf\xbd";
-
-// One character of UTF-8: its length in bytes and its code point; length 0: none stands there.
-struct Character {
-  size_t length = 0;
-  char32_t point = 0;
-};
-
-Character first_of(std::string_view raw) {
-  const auto byte = [&](size_t i) { return static_cast<unsigned char>(raw[i]); };
-  const unsigned first = byte(0);
-  if (first < 0x80) return {1, first};
-  const size_t length = first >= 0xf0 ? 4 : first >= 0xe0 ? 3 : 2;
-  if (first < 0xc2 || first > 0xf4 || raw.size() < length) return {};
-  char32_t point = first & (0xffU >> (length + 1));
-  for (size_t i = 1; i < length; ++i) {
-    if ((byte(i) & 0xc0U) != 0x80) return {};
-    point = point << 6U | (byte(i) & 0x3fU);
-  }
-  static constexpr char32_t kSmallest[] = {0, 0, 0x80, 0x800, 0x10000};
-  const bool surrogate = point >= 0xd800 && point <= 0xdfff;
-  if (point < kSmallest[length] || point > 0x10ffff || surrogate) return {};
-  return {length, point};
-}
-
 bool is_plain(char32_t point) {
   if (point == '\n' || point == '\t') return true;
-  if (point < 0x20 || (point >= 0x7f && point < 0xa0)) return false;
+  if (is_control(point)) return false;
   const bool turns = (point >= 0x202a && point <= 0x202e) || (point >= 0x2066 && point <= 0x2069);
   return !turns && point != 0x2028 && point != 0x2029;
 }
@@ -45,10 +20,10 @@ std::string clean(std::string_view raw, size_t limit) {
   out.reserve(std::min(raw.size(), limit) + 4);
   while (!raw.empty()) {
     if (out.size() >= limit) return out + "…";
-    const Character character = first_of(raw);
+    const Character character = first_character(raw);
     const size_t length = std::max<size_t>(character.length, 1);
     const bool plain = character.length != 0 && is_plain(character.point);
-    out += plain ? raw.substr(0, length) : kReplacement;
+    out += plain ? raw.substr(0, length) : kReplacementCharacter;
     raw.remove_prefix(length);
   }
   return out;
@@ -70,19 +45,7 @@ std::string escaped(std::string_view raw, size_t limit) {
 }
 
 void append_json_string(std::string& out, std::string_view raw, size_t limit) {
-  out += '"';
-  for (const char c : clean(raw, limit)) {
-    const auto code = static_cast<unsigned char>(c);
-    if (c == '"' || c == '\\') {
-      out += '\\';
-      out += c;
-    } else if (code < 0x20 || c == '<' || c == '>' || c == '&') {
-      out += text("\\u%04x", code);
-    } else {
-      out += c;
-    }
-  }
-  out += '"';
+  weft::append_json_string(out, clean(raw, limit));
 }
 
 std::string figure(double value) {
