@@ -8,7 +8,9 @@
 #include <cstdio>
 #include <exception>
 #include <memory>
+#include <new>
 #include <nlohmann/json.hpp>
+#include <stdexcept>
 
 #include "verb.h"
 
@@ -201,13 +203,20 @@ int finish_output(const Context& context, int exit_code) {
   return exit_code == kExitDone ? kExitRunFailed : exit_code;
 }
 
+constexpr char kNoMemory[] =
+    "memory ran out; give it less at a time (fewer ranks, a shorter run), or more memory (see "
+    "ulimit -v, or the limit of the container)";
+
 int run(Context& context) {
   Outcome outcome;
   try {
     outcome = context.action();
+  } catch (const std::bad_alloc&) {
+    outcome = Outcome::run_failed(kNoMemory);
+  } catch (const std::length_error&) {  // more than any memory has room for
+    outcome = Outcome::run_failed(kNoMemory);
   } catch (const std::exception& failure) {
-    // Libraries below throw when memory ends.
-    outcome = Outcome::run_failed(failure.what());
+    outcome = Outcome::run_failed(std::string("a fault of weft: ") + failure.what());
   }
   if (!outcome.message().empty()) complain(context, outcome.message());
   return outcome.exit_code();
@@ -215,10 +224,9 @@ int run(Context& context) {
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  hold_standard_streams();
-  Context context;
-  context.verb = "weft";
+namespace {
+
+int call(int argc, char** argv, Context& context) {
   CLI::App app("Measures, predicts and cuts the communication time of distributed training.",
                "weft");
   app.set_version_flag("--version", text("weft %s", version()), "Print the version and exit");
@@ -243,6 +251,20 @@ int main(int argc, char** argv) {
   context.verb = name_of(chain_of(app));
   WEFT_CHECK(context.action != nullptr);
   return finish_output(context, run(context));
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  hold_standard_streams();
+  Context context;
+  context.verb = "weft";
+  try {
+    return call(argc, argv, context);
+  } catch (const std::bad_alloc&) {  // before or after the verb itself
+    std::fprintf(stderr, "weft: %s\n", kNoMemory);
+    return kExitRunFailed;
+  }
 }
 
 }  // namespace weft::cli
