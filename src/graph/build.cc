@@ -219,12 +219,14 @@ Result<Graph> build(const trace::Trace& aligned) {
   for (std::string& remark : edges.remarks) graph.remarks.push_back(std::move(remark));
   for (const auto& [number, operation] : parts.operations) graph.operations.push_back(operation);
   settle(graph, parts, std::move(edges));
+  const size_t remarks = graph.remarks.size();
   find_iterations(graph, parts);
   if (graph.iterations.empty())
     return error(Code::invalid_argument,
                  "the trace has no iteration that all %u ranks have whole: forward and backward of "
-                 "every layer, and the start of the next",
-                 graph.ranks);
+                 "every layer, and the start of the next%s%s",
+                 graph.ranks, graph.remarks.size() > remarks ? "; " : "",
+                 graph.remarks.size() > remarks ? graph.remarks.back().c_str() : "");
   return graph;
 }
 

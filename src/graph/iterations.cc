@@ -8,7 +8,7 @@ namespace {
 
 // A row of LayerTimes a layer, rank and iteration is more than the events that ask for it when a
 // file claims many layers and uses few: at most this many for free, and so many for each event.
-constexpr size_t kRowsFree = size_t{1} << 20;
+constexpr size_t kRowsFree = size_t{1} << 16;
 constexpr size_t kRowsPerEvent = 8;
 
 int64_t add(int64_t a, int64_t b) {

@@ -450,5 +450,18 @@ TEST(Replay, workers_do_not_make_processors) {
   EXPECT_NEAR((predicted(replayer, question).iteration_ns - kCompute) / thread, 1, 0.05);
 }
 
+// Minutes of simulation, and gigabytes, for a file of a few KiB.
+TEST(Replay, vast_tensors_in_a_trace_of_few_events_are_refused) {
+  SmallJob job = under(preset("ddp"));
+  job.tensor_elements = {10'000'000'000};
+  graph::Graph graph = testing::graph_of(job);
+  graph.nodes.resize(100);
+  auto made = Replayer::make(graph, testing::costs_of_capped_link());
+  auto answer = made ? made->predict({}) : Result<Prediction>(std::move(made).error());
+  ASSERT_FALSE(answer.ok());
+  EXPECT_EQ(answer.error().code(), Code::unsupported);
+  EXPECT_THAT(answer.error().message(), HasSubstr("too many to replay for a trace of 100 events"));
+}
+
 }  // namespace
 }  // namespace weft::replay

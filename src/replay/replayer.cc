@@ -20,6 +20,10 @@ constexpr uint32_t kFidelityIterations = 12;
 // What is left when everything that is modelled is right: the spread of errors over plans and
 // clusters that were predicted before they were run (docs/cost_model.md).
 constexpr double kModelError = 0.04;
+// A recorded run holds events of every message, so what its own plan asks for is in proportion to
+// its graph. A file that claims vast tensors and holds few events would be simulated for minutes.
+constexpr double kMessagesFree = 2.5e5, kMessagesPerNode = 8;
+constexpr double kPacketsFree = 1e6, kPacketsPerNode = 128;  // chunks of 4 MiB have 64
 // Threads that wait for a core while others have it wait longer than first come, first served.
 constexpr double kBusy = 0.4;
 constexpr double kBusyError = 0.3;  // for each core's worth above that
@@ -84,6 +88,7 @@ struct Replayer::Impl {
   cost::Costs costs;
   plan::Plan recorded;
   std::vector<schedule::Tensor> tensors;
+  size_t nodes = 0;                                     // of the graph; 0: it was made up
   std::vector<graph::Iteration> iterations;             // those that count
   std::vector<std::vector<graph::LayerTimes>> typical;  // by iteration: median of all ranks
   IterationTimes measured;
@@ -338,7 +343,7 @@ Traffic traffic_of(const schedule::Piece& piece, schedule::Algorithm algorithm, 
 // counted, is refused before it starts.
 Result<void> bounded(const Job& job, const schedule::Layout& layout,
                      const std::vector<schedule::Algorithm>& algorithms, const Network& network,
-                     bool recording) {
+                     bool recording, size_t recorded_nodes) {
   constexpr double kMostOperations = 1e8, kLongestNs = 1e17;
   constexpr double kMostAtATime = 2e7;  // of one iteration; each takes memory until it is done
   constexpr uint64_t kMostTracks = 65000;
@@ -354,7 +359,16 @@ Result<void> bounded(const Job& job, const schedule::Layout& layout,
   const double at_a_time = messages;
   messages *= iterations;
   bytes *= iterations;
-  const double parts = std::max(messages, bytes / network.packet_bytes);
+  const double packets = bytes / network.packet_bytes;
+  const double parts = std::max(messages, packets);
+  const auto nodes = static_cast<double>(recorded_nodes);
+  if (!network.free && recorded_nodes > 0 &&
+      (messages > std::max(kMessagesFree, kMessagesPerNode * nodes) ||
+       packets > std::max(kPacketsFree, kPacketsPerNode * nodes)))
+    return error(Code::unsupported,
+                 "%.3g messages in %.3g packets are too many to replay for a trace of %zu events: "
+                 "it is damaged, or most of it is lost",
+                 messages, packets, recorded_nodes);
   double operations = iterations * ranks *
                       static_cast<double>(layout.pieces.size() + 3 * job.model->layers.size() +
                                           job.model->tensors.size());
@@ -406,7 +420,8 @@ Result<Simulated> Replayer::Impl::simulated(const Question& question, const plan
   WEFT_ASSIGN(Network net,
               network(question, sized, flows_of(chosen, layout.lanes, work.ranks), end, notes));
   if (work.ranks == 1) net.free = true;
-  WEFT_TRY(bounded(work, layout, chosen, net, recording != nullptr));
+  const bool as_recorded = !question.plan && !question.cluster.hosts;
+  WEFT_TRY(bounded(work, layout, chosen, net, recording != nullptr, as_recorded ? nodes : 0));
   return simulate(work, layout, chosen, net, recording);
 }
 
@@ -524,6 +539,7 @@ Result<Replayer> Replayer::make(const graph::Graph& graph, const cost::Costs& co
   impl->model = graph.model;
   impl->ranks = graph.ranks;
   impl->host_of = graph.host_of;
+  impl->nodes = graph.nodes.size();
   impl->costs = costs;
   if (graph.iterations.empty() || graph.ranks == 0)
     return error(Code::unsupported, "no iteration is whole on all ranks: nothing to replay");
