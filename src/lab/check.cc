@@ -47,10 +47,7 @@ Result<CheckResult> check(const CheckOptions& options,
                   out["code"] = static_cast<int>(rows.error().code());
                 }
                 std::string words = out.dump();
-                return ::write(to_outside.get(), words.data(), words.size()) ==
-                               static_cast<ssize_t>(words.size())
-                           ? 0
-                           : 1;
+                return write_all(to_outside.get(), std::as_bytes(std::span(words))) == 0 ? 0 : 1;
               }));
   to_outside.reset();
   if (status > 128) return error(Code::cancelled, "ended by signal %d", status - 128);
