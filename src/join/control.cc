@@ -11,33 +11,6 @@ namespace {
 constexpr size_t kFrameHead = 5;  // length (4), type (1)
 }
 
-Packer& Packer::string(std::string_view value) {
-  number(static_cast<uint32_t>(value.size()));
-  const auto* raw = reinterpret_cast<const std::byte*>(value.data());
-  bytes_.insert(bytes_.end(), raw, raw + value.size());
-  return *this;
-}
-
-void Unpacker::take(void* out, size_t size) {
-  if (failed_ || bytes_.size() < size) {
-    failed_ = true;
-    return;
-  }
-  std::memcpy(out, bytes_.data(), size);
-  bytes_ = bytes_.subspan(size);
-}
-
-std::string Unpacker::string() {
-  auto size = number<uint32_t>();
-  if (failed_ || size > bytes_.size()) {
-    failed_ = true;
-    return {};
-  }
-  std::string value(reinterpret_cast<const char*>(bytes_.data()), size);
-  bytes_ = bytes_.subspan(size);
-  return value;
-}
-
 ControlChannel::ControlChannel(net::Reactor& reactor, std::unique_ptr<net::Socket> socket,
                                Rank peer)
     : reactor_(reactor), socket_(std::move(socket)), peer_(peer) {

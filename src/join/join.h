@@ -49,44 +49,9 @@ enum class Control : uint8_t {
   answer = 15,
 };
 
-// Reads and writes fields of control frames; reading past the end fails once and for all.
-class Packer {
- public:
-  template <typename T>
-  Packer& number(T value) {
-    static_assert(std::is_integral_v<T>);
-    const auto* raw = reinterpret_cast<const std::byte*>(&value);
-    bytes_.insert(bytes_.end(), raw, raw + sizeof value);
-    return *this;
-  }
-  Packer& string(std::string_view value);
-  const std::vector<std::byte>& bytes() const { return bytes_; }
-
- private:
-  std::vector<std::byte> bytes_;
-};
-
-class Unpacker {
- public:
-  explicit Unpacker(std::span<const std::byte> bytes) : bytes_(bytes) {}
-  template <typename T>
-  T number() {
-    static_assert(std::is_integral_v<T>);
-    T value{};
-    take(&value, sizeof value);
-    return value;
-  }
-  std::string string();
-  // True when everything was there and nothing is left.
-  bool complete() const { return !failed_ && bytes_.empty(); }
-  bool failed() const { return failed_; }
-  bool more() const { return !failed_ && !bytes_.empty(); }
-
- private:
-  void take(void* out, size_t size);
-  std::span<const std::byte> bytes_;
-  bool failed_ = false;
-};
+// Fields of control frames.
+using weft::Packer;
+using weft::Unpacker;
 
 struct Frame {
   Control type;
