@@ -20,6 +20,11 @@ const char* version() { return WEFT_VERSION; }
 
 // ---- errors ------------------------------------------------------------------------------
 
+Code code_from(uint8_t number) {
+  auto last = static_cast<uint8_t>(Code::exhausted);
+  return static_cast<Code>(std::clamp<uint8_t>(number, 1, last));
+}
+
 const char* code_name(Code code) {
   switch (code) {
     case Code::invalid_argument: return "invalid_argument";
@@ -30,6 +35,7 @@ const char* code_name(Code code) {
     case Code::peer_lost: return "peer_lost";
     case Code::timeout: return "timeout";
     case Code::cancelled: return "cancelled";
+    case Code::exhausted: return "exhausted";
   }
   return "unknown";
 }

@@ -88,9 +88,12 @@ enum class Code : uint8_t {
   peer_lost = 6,
   timeout = 7,
   cancelled = 8,
+  exhausted = 9,  // memory or descriptors of this process
 };
 
 const char* code_name(Code code);
+// From another process, which may have sent anything: one of the above.
+Code code_from(uint8_t number);
 
 // What failed, said once where it was first seen; each layer above adds where with in().
 class [[nodiscard]] Error {

@@ -27,6 +27,7 @@ static_assert(WEFT_IO == static_cast<int>(Code::io));
 static_assert(WEFT_PEER_LOST == static_cast<int>(Code::peer_lost));
 static_assert(WEFT_TIMEOUT == static_cast<int>(Code::timeout));
 static_assert(WEFT_CANCELLED == static_cast<int>(Code::cancelled));
+static_assert(WEFT_EXHAUSTED == static_cast<int>(Code::exhausted));
 static_assert(WEFT_FLOAT32 == static_cast<int>(Type::float32));
 static_assert(WEFT_UINT8 == static_cast<int>(Type::uint8));
 static_assert(WEFT_SUM == static_cast<int>(Op::sum));
@@ -231,7 +232,7 @@ const char* weft_version(void) { return version(); }
 
 const char* weft_status_name(weft_status status) {
   if (status == WEFT_OK) return "ok";
-  const bool known = status >= WEFT_INVALID_ARGUMENT && status <= WEFT_CANCELLED;
+  const bool known = status >= WEFT_INVALID_ARGUMENT && status <= WEFT_EXHAUSTED;
   return known ? code_name(static_cast<Code>(status)) : "unknown";
 }
 

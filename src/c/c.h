@@ -58,6 +58,7 @@ typedef enum weft_status {
   WEFT_PEER_LOST = 6,
   WEFT_TIMEOUT = 7,
   WEFT_CANCELLED = 8,
+  WEFT_EXHAUSTED = 9,
   WEFT_STATUS_WIDTH = 0x7fffffff
 } weft_status;
 

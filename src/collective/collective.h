@@ -58,15 +58,19 @@ class Buffer {
 // Ranks that do operations together: their numbers in the job, in the order of the group.
 using Members = std::shared_ptr<const std::vector<uint32_t>>;
 
+// The exchange's operations are of all ranks, and numbered apart from those that a program calls.
+inline constexpr uint32_t kExchangeGroup = 1u << 31;
+
 struct Operation {
   uint32_t group = 0;   // 0: all ranks
-  uint32_t number = 0;  // in the group, the same on all its ranks; point to point: of the pair
+  uint64_t number = 0;  // in the group, the same on all its ranks; point to point: of the pair
   schedule::Shape shape;
   Members members;  // null: all ranks
   reduce::Type type = reduce::Type::float32;
   reduce::Op op = reduce::Op::sum;
   Buffer input, output;  // the same memory where the operation is in place
   int64_t priority = 0;  // smaller goes first
+  Nanos deadline{0};     // without any progress; 0: the engine's owner decides
   // For the trace.
   trace::Kind kind = trace::Kind::operation;
   uint32_t iteration = trace::kNone;
@@ -74,21 +78,35 @@ struct Operation {
   uint16_t partition = trace::kNone16;
 };
 
-// Names an operation among all that run on a rank.
-using Key = uint64_t;
-Key key_of(const Operation& operation);
-
-// What is in flight and since when nothing moved, for deadlines and for messages.
-struct Flight {
-  Key key = 0;
+// Names an operation among all that run on a rank: collectives by group and number, point-to-point
+// operations by pair, direction and number.
+struct Key {
   uint32_t group = 0;
-  uint32_t number = 0;
+  uint32_t pair = 0;  // 0: none; otherwise the other rank and the direction
+  uint64_t number = 0;
+  friend bool operator==(const Key&, const Key&) = default;
+};
+Key key_of(const Operation& operation);
+struct KeyHash {
+  size_t operator()(const Key& key) const;
+};
+// The number by which traces, which have 32 bits for it, call an operation: the low 31 bits, and
+// the highest set for what does not belong to the exchange.
+uint32_t trace_number(const Key& key);
+
+// What is in flight and since when nothing of it moved, for deadlines and for messages.
+struct Flight {
+  Key key;
   schedule::Collective collective = schedule::Collective::all_reduce;
   uint64_t bytes_done = 0;  // received
   uint64_t bytes_total = 0;
   uint64_t chunks_done = 0;
-  Nanos since;
+  Nanos since;        // on the clock of the trace
+  Nanos last_change;  // a chunk of it arrived or left, or it waited its turn and others left
+  Nanos deadline{0};
   std::optional<uint32_t> waits_for;  // a rank from which something is still to come
+  std::optional<uint32_t>
+      cannot_send_to;  // a rank that does not take, or not acknowledge, something
   std::string signature;
 };
 struct LaneStatus {
@@ -101,9 +119,10 @@ struct LaneStatus {
 };
 struct Progress {
   size_t operations = 0;
-  Flight oldest;
-  Nanos last_change;                       // a chunk arrived or left
-  std::optional<uint32_t> cannot_send_to;  // chunks wait for room to that rank
+  // The one that was started first, among those that stand still for longer than they may if there
+  // are any: the same on all ranks that wait in it.
+  Flight foremost;
+  Nanos last_change;  // a chunk of any arrived or left
 };
 
 class Engine final : private lane::ChunkHandler {
@@ -129,8 +148,9 @@ class Engine final : private lane::ChunkHandler {
   // Starts the workers that the options name, and lets lanes be opened. Call it once, first.
   Result<void> begin();
 
-  // REQUIRES: the operation's key is not running. Data must stay in place until it is finished.
-  void start(Operation operation);
+  // Data must stay in place until it is finished. Fails, and leaves nothing behind, where memory
+  // runs out and where another operation of the same key is running.
+  Result<void> start(Operation operation);
   // Opens the lanes to a rank, if they are not open.
   void prepare(Rank peer);
   bool connected(Rank peer) const;  // with at least one lane
@@ -146,8 +166,11 @@ class Engine final : private lane::ChunkHandler {
   // Touches no operation's memory from now on: its owner may have it back. Nothing finishes.
   void halt();
 
+  // Nobody drove for so long, because this process did not run: that is nobody's silence.
+  void forgive(Nanos gap);
+
   bool idle() const { return running_.empty(); }
-  Progress progress() const;
+  Progress progress(Nanos now) const;
   std::vector<Flight> flights() const;
   std::vector<LaneStatus> lanes() const;
   void record_tcp_info();  // one sample a lane into the trace
@@ -159,6 +182,14 @@ class Engine final : private lane::ChunkHandler {
     Operation operation;
     schedule::Steps steps;
     Nanos since;
+    Running(Operation what, schedule::Steps how, Nanos when)
+        : operation(std::move(what)), steps(std::move(how)), since(when) {}
+    uint64_t order = 0;  // of starting on this rank
+    Nanos last_change;
+    // By member: chunks that wait for their turn, and that have not settled.
+    std::vector<uint32_t> queued, unsettled;
+    std::vector<uint64_t>
+        taken;  // by receive: checksums of the payloads that came, where there are
     uint64_t bytes_done = 0;
     uint64_t bytes_total = 0;
     uint64_t chunks_done = 0;
@@ -183,7 +214,7 @@ class Engine final : private lane::ChunkHandler {
   // What a lane is receiving right now.
   struct Landing {
     enum class Where : uint8_t { nowhere, discard, early, scratch, destination } where;
-    Key key = 0;
+    Key key;
     uint32_t receive = 0;
   };
   struct Slot {
@@ -194,7 +225,7 @@ class Engine final : private lane::ChunkHandler {
     bool broken = false;
     trace::TrackId track = 0;
     Line line() const { return {peer, number, track}; }
-    Landing landing{Landing::Where::nowhere, 0, 0};
+    Landing landing{Landing::Where::nowhere, {}, 0};
     std::vector<std::byte> scratch;
     std::unique_ptr<Early> early;
   };
@@ -209,6 +240,7 @@ class Engine final : private lane::ChunkHandler {
     size_t next = 0;
     schedule::Dispatch dispatch;
     std::deque<uint64_t> resend;  // tokens
+    Nanos last_sent{0};
     std::optional<Nanos> down_since;
   };
   struct Signature {
@@ -234,6 +266,8 @@ class Engine final : private lane::ChunkHandler {
                          const lane::ChunkHeader& header) const;
   Error mismatch(uint32_t peer, const lane::ChunkHeader& header, const Signature& own) const;
   static const Buffer& space_of(const Running& running, schedule::Space space);
+  void begin(Running& running);
+  Flight flight_of(const Key& key, const Running& running) const;
   void prepare_memory(Running& running);
   void take_in(Running& running, uint32_t receive, const std::byte* data);
   void apply(Running& running, uint32_t receive, const std::byte* data);
@@ -243,8 +277,10 @@ class Engine final : private lane::ChunkHandler {
   void finish_if_done(Running& running);
   void record_chunk(trace::Shape shape, const Line& line, const lane::ChunkHeader& header,
                     lane::Moment when);
-  bool lands_elsewhere(uint32_t lane, Key key, uint32_t receive) const;
-  void give_up_landings(Key key, uint32_t receive);
+  static Result<void> is_the_same(const Running& running, uint32_t peer, uint32_t receive,
+                                  const lane::ChunkHeader& header);
+  bool lands_elsewhere(uint32_t lane, const Key& key, uint32_t receive) const;
+  void give_up_landings(const Key& key, uint32_t receive);
 
   // peers.cc: lanes
   Result<void> start_workers();
@@ -277,12 +313,14 @@ class Engine final : private lane::ChunkHandler {
   bool halted_ = false;
   trace::TrackId operation_track_ = 0;
   std::vector<trace::NameId> tcp_names_;
-  std::unordered_map<Key, Running> running_;
+  std::unordered_map<Key, Running, KeyHash> running_;
+  std::unordered_map<uint64_t, Running*> by_order_;
+  uint64_t next_order_ = 0;
   std::vector<Key> finished_;
   // What has ended, for a while: its chunks may come again, or be meant for something else.
-  std::unordered_map<Key, Signature> ended_;
+  std::unordered_map<Key, Signature, KeyHash> ended_;
   std::deque<Key> ended_order_;
-  std::unordered_map<Key, std::vector<Early>> early_;
+  std::unordered_map<Key, std::vector<Early>, KeyHash> early_;
   uint64_t early_bytes_ = 0;
   bool paused_any_ = false;
   std::unordered_map<uint64_t, Resend> resends_;  // by token

@@ -65,7 +65,7 @@ TEST(Engine, runs_several_operations_at_a_time) {
           Operation& operation = all.back()->operation;
           operation.priority = 8 - number;
           operation.shape.algorithm = schedule::kAlgorithms[number % 6];
-          node.engine->start(operation);
+          node.start(operation);
         }
         EXPECT_TRUE(node.turn_until([&] { return node.done.size() == 8; }));
         for (auto& work : all)
@@ -87,21 +87,22 @@ TEST(Engine, keeps_chunks_that_come_before_their_operation) {
   run_nodes({}, [&](Node& node) {
     Work work(5, 1u << 20, node);
     if (node.mesh.rank.index == 0) {
-      node.engine->start(work.operation);
-      EXPECT_TRUE(node.turn_until([&] { return !node.engine->progress().cannot_send_to; }));
-      Progress progress = node.engine->progress();
+      node.start(work.operation);
+      EXPECT_TRUE(node.turn_until(
+          [&] { return !node.engine->progress(monotonic_clock().now()).foremost.cannot_send_to; }));
+      Progress progress = node.engine->progress(monotonic_clock().now());
       EXPECT_EQ(progress.operations, 1u);
-      EXPECT_EQ(progress.oldest.number, 5u);
-      EXPECT_EQ(progress.oldest.bytes_done, 0u);
-      EXPECT_EQ(progress.oldest.bytes_total, 4u << 20);
-      EXPECT_EQ(progress.oldest.waits_for, 1u);
-      EXPECT_EQ(progress.oldest.signature, "all_reduce of 1048576 float32 (sum)");
+      EXPECT_EQ(progress.foremost.key.number, 5u);
+      EXPECT_EQ(progress.foremost.bytes_done, 0u);
+      EXPECT_EQ(progress.foremost.bytes_total, 4u << 20);
+      EXPECT_EQ(progress.foremost.waits_for, 1u);
+      EXPECT_EQ(progress.foremost.signature, "all_reduce of 1048576 float32 (sum)");
       handed_over = true;
     } else {
       EXPECT_TRUE(node.turn_until([&] { return handed_over.load(); }));
       node.turn_for(Nanos::from_millis(50));
       EXPECT_TRUE(node.engine->idle());
-      node.engine->start(work.operation);
+      node.start(work.operation);
     }
     EXPECT_TRUE(node.finish(work.key()));
     EXPECT_EQ(work.wrong(), std::nullopt);
@@ -116,17 +117,17 @@ TEST(Engine, stops_reading_when_too_much_comes_early_and_goes_on_after) {
     run_nodes(job, [&](Node& node) {
       Work first(0, 12u << 20, node), second(1, 1u << 18, node);
       if (node.mesh.rank.index == 0) {
-        node.engine->start(first.operation);
-        node.engine->start(second.operation);
+        node.start(first.operation);
+        node.start(second.operation);
         // Stays full: rank 1 does not take it all.
         node.turn_for(Nanos::from_millis(300));
-        EXPECT_EQ(node.engine->progress().cannot_send_to, 1u);
+        EXPECT_EQ(node.engine->progress(monotonic_clock().now()).foremost.cannot_send_to, 1u);
         may_start = true;
       } else {
         EXPECT_TRUE(node.turn_until([&] { return may_start.load(); }));
-        node.engine->start(first.operation);
+        node.start(first.operation);
         node.turn_for(Nanos::from_millis(50));
-        node.engine->start(second.operation);
+        node.start(second.operation);
       }
       EXPECT_TRUE(node.finish(0));
       EXPECT_TRUE(node.finish(1));
@@ -163,7 +164,7 @@ TEST(Engine, operations_that_differ_are_refused_by_both_names) {
         if (differs) other.change(work.operation);
         // Its chunks are here before it says what it expects.
         if (early && !differs) node.turn_for(Nanos::from_millis(30));
-        node.engine->start(work.operation);
+        node.start(work.operation);
         // Either sees it first; one that only sends may have ended by then.
         node.turn_until([&] { return seen.load(); });
         if (node.lost.empty()) return;
@@ -182,14 +183,15 @@ TEST(Engine, that_is_halted_leaves_memory_alone) {
     std::atomic<bool> halted = false;
     run_nodes({.shared_memory = shared}, [&](Node& node) {
       Work work(0, 8u << 20, node);
-      node.engine->start(work.operation);
+      node.start(work.operation);
       if (node.mesh.rank.index == 0) {
         EXPECT_TRUE(node.turn_until([&] { return halted.load(); }));
         node.turn_for(Nanos::from_millis(100));
         EXPECT_TRUE(node.lost.empty()) << node.lost[0];
         return;
       }
-      EXPECT_TRUE(node.turn_until([&] { return node.engine->progress().oldest.bytes_done > 0; }));
+      EXPECT_TRUE(node.turn_until(
+          [&] { return node.engine->progress(monotonic_clock().now()).foremost.bytes_done > 0; }));
       node.engine->halt();
       std::fill(work.data.begin(), work.data.end(), 77.0f);
       halted = true;
@@ -211,6 +213,7 @@ TEST(Trace, has_both_halves_of_every_chunk_and_every_operation) {
     std::vector<std::unique_ptr<Work>> all;
     for (uint32_t number = 0; number < kElements.size(); ++number) {
       all.push_back(std::make_unique<Work>(number, kElements[number], node));
+      all.back()->operation.group = kExchangeGroup;
       all.back()->operation.iteration = 7;
       all.back()->operation.bucket = number;
       all.back()->operation.partition = 1;
@@ -218,7 +221,7 @@ TEST(Trace, has_both_halves_of_every_chunk_and_every_operation) {
       if (number == 2 && node.mesh.rank.index == 1) {
         node.turn_for(Nanos::from_millis(30));
       }
-      node.engine->start(all.back()->operation);
+      node.start(all.back()->operation);
     }
     EXPECT_TRUE(node.turn_until([&] { return node.done.size() == kElements.size(); }));
     node.engine->record_tcp_info();

@@ -1,6 +1,8 @@
 // Operations: from their start, chunk by chunk, to their end.
 #include <algorithm>
 #include <cstring>
+#include <new>
+#include <tuple>
 
 #include "keys.h"
 
@@ -61,7 +63,17 @@ Key key_of(const Operation& operation) {
         operation.members ? (*operation.members)[operation.shape.root] : operation.shape.root;
     return pair_key(peer, operation.shape.sends, operation.number);
   }
-  return (Key{operation.group & 0x7fffffffu} << 32) | operation.number;
+  return {operation.group, 0, operation.number};
+}
+
+size_t KeyHash::operator()(const Key& key) const {
+  uint64_t mixed = (uint64_t{key.group} << 32 | key.pair) * 0x9e3779b97f4a7c15 + key.number;
+  return static_cast<size_t>((mixed ^ (mixed >> 29)) * 0xbf58476d1ce4e5b9);
+}
+
+uint32_t trace_number(const Key& key) {
+  uint32_t low = static_cast<uint32_t>(key.number) & (kExchangeGroup - 1);
+  return key.group == kExchangeGroup ? low : low | kExchangeGroup;
 }
 
 uint32_t Engine::global(const Operation& operation, uint32_t member) const {
@@ -107,20 +119,45 @@ void Engine::prepare_memory(Running& running) {
   operation.input.add(running.input_copy);
 }
 
-void Engine::start(Operation operation) {
+Result<void> Engine::start(Operation operation) {
   Key key = key_of(operation);
-  WEFT_CHECK(!running_.contains(key));
-  size_t size = reduce::size_of(operation.type);
-  operation.shape.chunk_elements = std::max<uint64_t>(1, options_.chunk_bytes / size);
-  schedule::Steps steps(programs_.get(operation.shape));
-  auto [place, inserted] = running_.emplace(
-      key,
-      Running{
-          std::move(operation), std::move(steps), recorder_.now(), 0, 0, 0, {}, {}, {}, {}, {}});
-  Running& running = place->second;
+  if (running_.contains(key))
+    return error(Code::invalid_argument,
+                 "operation %llu of group %08x is running already: two groups have the same number",
+                 static_cast<unsigned long long>(key.number), key.group);
+  Signature what{static_cast<uint8_t>(operation.shape.collective),
+                 static_cast<uint8_t>(operation.type), static_cast<uint8_t>(operation.op),
+                 static_cast<uint16_t>(operation.shape.root), operation.shape.elements};
+  uint64_t order = next_order_++;
+  try {
+    size_t size = reduce::size_of(operation.type);
+    operation.shape.chunk_elements = std::max<uint64_t>(1, options_.chunk_bytes / size);
+    schedule::Steps steps(programs_.get(operation.shape));
+    Running& running =
+        running_.emplace(key, Running(std::move(operation), std::move(steps), recorder_.now()))
+            .first->second;
+    running.order = order;
+    by_order_.emplace(order, &running);
+    begin(running);
+  } catch (const std::bad_alloc&) {
+    // What was offered already is passed over when its turn comes.
+    by_order_.erase(order);
+    running_.erase(key);
+    return error(Code::exhausted, "not enough memory for %s",
+                 describe(what.collective, what.type, what.op, what.root, what.elements).c_str());
+  }
+  return {};
+}
+
+void Engine::begin(Running& running) {
+  Key key = key_of(running.operation);
+  size_t size = reduce::size_of(running.operation.type);
   const schedule::Program& program = running.steps.program();
+  running.queued.resize(running.operation.shape.ranks);
+  running.unsettled.resize(running.operation.shape.ranks);
+  running.taken.resize(program.receives().size());
   for (const Receive& receive : program.receives()) running.bytes_total += receive.elements * size;
-  last_change_ = mesh_.network->clock().now();
+  last_change_ = running.last_change = mesh_.network->clock().now();
   prepare_memory(running);
   for (const schedule::Copy& copy : program.copies())
     slice_together(running.operation.output, copy.to * size, running.operation.input,
@@ -151,8 +188,9 @@ void Engine::offer(Running& running, uint32_t send) {
   const Send& what = running.steps.program().sends()[send];
   uint32_t rank = global(running.operation, what.peer);
   open_lanes(rank);
-  peers_[rank].dispatch.push(
-      {running.operation.priority, key_of(running.operation), send, what.id});
+  peers_[rank].dispatch.push({running.operation.priority, running.order, send, what.id});
+  ++running.queued[what.peer];
+  ++running.unsettled[what.peer];
 }
 
 std::vector<std::byte> Engine::copy_of(const Running& running, uint32_t send) {
@@ -182,10 +220,17 @@ bool Engine::take(uint32_t lane, OutgoingChunk& out) {
     return true;
   }
   auto entry = to.dispatch.pop();
+  auto found = entry ? by_order_.find(entry->operation) : by_order_.end();
+  // What could not be started for lack of memory has left these behind.
+  while (entry && found == by_order_.end()) {
+    entry = to.dispatch.pop();
+    found = entry ? by_order_.find(entry->operation) : by_order_.end();
+  }
   if (!entry) return false;
-  Running& running = running_.at(entry->operation);
+  Running& running = *found->second;
   const Operation& operation = running.operation;
   const Send& send = running.steps.program().sends()[entry->send];
+  --running.queued[send.peer];
   size_t size = reduce::size_of(operation.type);
   Signature signature = signature_of(running, send.peer, true);
   ChunkHeader& header = out.header;
@@ -210,7 +255,10 @@ bool Engine::take(uint32_t lane, OutgoingChunk& out) {
 }
 
 void Engine::sent(uint32_t lane, const ChunkHeader& header, uint64_t, Moment when) {
-  last_change_ = mesh_.network->clock().now();
+  last_change_ = peers_[slots_[lane].peer].last_sent = mesh_.network->clock().now();
+  if (auto found = running_.find(chunk_key(header, slots_[lane].peer, true));
+      found != running_.end())
+    found->second.last_change = last_change_;
   record_chunk(trace::Shape::send, slots_[lane].line(), header, when);
 }
 
@@ -222,8 +270,12 @@ void Engine::settled(uint32_t lane, const ChunkHeader& header, uint64_t token) {
   }
   auto found = running_.find(chunk_key(header, slots_[lane].peer, true));
   if (found == running_.end()) return;
-  found->second.steps.sent(static_cast<uint32_t>(token));
-  finish_if_done(found->second);
+  Running& running = found->second;
+  auto send = static_cast<uint32_t>(token);
+  running.steps.sent(send);
+  --running.unsettled[running.steps.program().sends()[send].peer];
+  running.last_change = mesh_.network->clock().now();
+  finish_if_done(running);
 }
 
 // ---- receiving ---------------------------------------------------------------------------
@@ -245,8 +297,8 @@ Engine::Signature Engine::signature_of(const Running& running, uint32_t peer, bo
 Error Engine::mismatch(uint32_t peer, const ChunkHeader& header, const Signature& own) const {
   return error(
       Code::invalid_argument,
-      "operation %u is %s on rank %u, but %s on rank %u: all ranks must call the same",
-      header.operation & 0x7fffffffu,
+      "operation %llu is %s on rank %u, but %s on rank %u: all ranks must call the same",
+      static_cast<unsigned long long>(header.operation),
       describe(header.collective, header.type, header.op, header.root, header.elements).c_str(),
       peer, describe(own.collective, own.type, own.op, own.root, own.elements).c_str(),
       mesh_.rank.index);
@@ -262,8 +314,8 @@ Result<uint32_t> Engine::check(const Running& running, uint32_t peer,
     const std::vector<uint32_t>& members = *operation.members;
     auto found = std::find(members.begin(), members.end(), peer);
     if (found == members.end())
-      return error(Code::corrupt, "operation %u: rank %u is not in its group", header.operation,
-                   peer);
+      return error(Code::corrupt, "operation %llu: rank %u is not in its group",
+                   static_cast<unsigned long long>(header.operation), peer);
     member = static_cast<uint32_t>(found - members.begin());
   }
   Signature own = signature_of(running, member, false);
@@ -271,18 +323,31 @@ Result<uint32_t> Engine::check(const Running& running, uint32_t peer,
   if (theirs != own) return mismatch(peer, header, own);
   auto receive = running.steps.program().find(member, {header.step, header.chunk});
   if (!receive)
-    return error(Code::corrupt, "operation %u: chunk %u of step %u is not due from rank %u",
-                 header.operation, header.chunk, unsigned{header.step}, peer);
+    return error(Code::corrupt, "operation %llu: chunk %u of step %u is not due from rank %u",
+                 static_cast<unsigned long long>(header.operation), header.chunk,
+                 unsigned{header.step}, peer);
   const Receive& expected = running.steps.program().receives()[*receive];
   if (header.first != expected.offset ||
       header.length != expected.elements * reduce::size_of(operation.type))
-    return error(Code::corrupt, "operation %u: chunk %u of step %u is not cut as it is here",
-                 header.operation, header.chunk, unsigned{header.step});
+    return error(Code::corrupt, "operation %llu: chunk %u of step %u is not cut as it is here",
+                 static_cast<unsigned long long>(header.operation), header.chunk,
+                 unsigned{header.step});
   return *receive;
 }
 
+// A chunk that was sent again has the bytes that it had before.
+Result<void> Engine::is_the_same(const Running& running, uint32_t peer, uint32_t receive,
+                                 const ChunkHeader& header) {
+  uint64_t before = running.taken[receive];
+  if (before == header.checksum || before == 0 || header.checksum == 0) return {};
+  return error(Code::corrupt,
+               "operation %llu: chunk %u of step %u came from rank %u twice, with different bytes",
+               static_cast<unsigned long long>(header.operation), header.chunk,
+               unsigned{header.step}, peer);
+}
+
 // Whether another lane is receiving this chunk right now: it was sent again.
-bool Engine::lands_elsewhere(uint32_t lane, Key key, uint32_t receive) const {
+bool Engine::lands_elsewhere(uint32_t lane, const Key& key, uint32_t receive) const {
   for (uint32_t i = 0; i < slots_.size(); ++i) {
     const Landing& landing = slots_[i].landing;
     if (i != lane && landing.where == Landing::Where::destination && landing.key == key &&
@@ -295,7 +360,7 @@ bool Engine::lands_elsewhere(uint32_t lane, Key key, uint32_t receive) const {
 // The chunk is here. If the same one is on its way straight to its place over another lane, that
 // lane must not write there any more: the operation may end now, and its owner have the memory
 // back. Whoever sent the chunk again had given that lane up.
-void Engine::give_up_landings(Key key, uint32_t receive) {
+void Engine::give_up_landings(const Key& key, uint32_t receive) {
   for (uint32_t i = 0; i < slots_.size(); ++i) {
     Slot& slot = slots_[i];
     if (slot.landing.where != Landing::Where::destination || slot.landing.key != key ||
@@ -350,6 +415,7 @@ Result<lane::Destination> Engine::arriving(uint32_t lane, const ChunkHeader& hea
   Running& running = found->second;
   WEFT_ASSIGN(uint32_t index, check(running, slot.peer, header));
   if (!running.steps.is_due(index)) {
+    WEFT_TRY(is_the_same(running, slot.peer, index, header));
     slot.landing = {Landing::Where::discard, key, index};
     return to_scratch();
   }
@@ -372,7 +438,7 @@ Result<void> Engine::arrived(uint32_t lane, const ChunkHeader& header, const std
   Slot& slot = slots_[lane];
   if (header.length > lane::kRetainedBytes && !std::exchange(owes_receipts_, true))
     receipts_since_ = last_change_;
-  Landing landing = std::exchange(slot.landing, Landing{Landing::Where::nowhere, 0, 0});
+  Landing landing = std::exchange(slot.landing, Landing{Landing::Where::nowhere, {}, 0});
   if (landing.where == Landing::Where::discard) return {};
   auto found = running_.find(landing.key);
   if (landing.where == Landing::Where::early) {
@@ -386,7 +452,10 @@ Result<void> Engine::arrived(uint32_t lane, const ChunkHeader& header, const std
     return {};
   }
   // Sent again over another lane, it may have been taken meanwhile, and its operation be over.
-  if (found == running_.end() || !found->second.steps.is_due(landing.receive)) return {};
+  if (found == running_.end()) return {};
+  if (!found->second.steps.is_due(landing.receive))
+    return is_the_same(found->second, slot.peer, landing.receive, header);
+  found->second.taken[landing.receive] = header.checksum;
   record_chunk(trace::Shape::receive, slot.line(), header, when);
   const std::byte* data = payload != nullptr ? payload : slot.scratch.data();
   take_in(found->second, landing.receive,
@@ -397,7 +466,9 @@ Result<void> Engine::arrived(uint32_t lane, const ChunkHeader& header, const std
 Result<void> Engine::absorb_early(Running& running, Early& early) {
   early_bytes_ -= early.header.length;
   WEFT_ASSIGN(uint32_t receive, check(running, early.line.peer, early.header));
-  if (!running.steps.is_due(receive)) return {};
+  if (!running.steps.is_due(receive))
+    return is_the_same(running, early.line.peer, receive, early.header);
+  running.taken[receive] = early.header.checksum;
   record_chunk(trace::Shape::receive, early.line, early.header, early.when);
   take_in(running, receive, early.payload.data());
   if (spare_early_.size() < kSpareEarly) spare_early_.push_back(std::move(early.payload));
@@ -409,6 +480,7 @@ void Engine::take_in(Running& running, uint32_t receive, const std::byte* data) 
   size_t size = reduce::size_of(running.operation.type);
   uint64_t bytes = running.steps.program().receives()[receive].elements * size;
   running.bytes_done += bytes;
+  running.last_change = mesh_.network->clock().now();
   // Nothing more comes for this one: those who sent it may be waiting to hear so.
   if (running.bytes_done == running.bytes_total) received_all_ = true;
   ++running.chunks_done;
@@ -502,7 +574,7 @@ void Engine::finish_if_done(Running& running) {
   event.start_ns = running.since.count;
   event.duration_ns = (recorder_.now() - running.since).count;
   event.bytes = operation.shape.elements * reduce::size_of(operation.type);
-  event.operation = operation.number;
+  event.operation = trace_number(key);
   event.iteration = operation.iteration;
   event.bucket = operation.bucket;
   event.partition = operation.partition;
@@ -520,7 +592,7 @@ void Engine::record_chunk(trace::Shape shape, const Line& line, const ChunkHeade
   event.duration_ns = (when.last - when.first).count;
   event.message = header.message;
   event.bytes = header.length;
-  event.operation = header.operation;
+  event.operation = trace_number(chunk_key(header, line.peer, shape == trace::Shape::send));
   event.chunk = header.chunk;
   event.step = header.step;
   event.track = line.track;
@@ -537,38 +609,68 @@ void Engine::record_chunk(trace::Shape shape, const Line& line, const ChunkHeade
   recorder_.record(event);
 }
 
+Flight Engine::flight_of(const Key& key, const Running& running) const {
+  Flight flight;
+  flight.key = key;
+  flight.collective = running.operation.shape.collective;
+  flight.chunks_done = running.chunks_done;
+  flight.bytes_done = running.bytes_done;
+  flight.bytes_total = running.bytes_total;
+  flight.since = running.since;
+  flight.last_change = running.last_change;
+  flight.deadline = running.operation.deadline;
+  if (auto member = running.steps.waits_for())
+    flight.waits_for = global(running.operation, *member);
+  for (uint32_t member = 0; member < running.unsettled.size(); ++member) {
+    if (running.unsettled[member] == 0) continue;
+    uint32_t rank = global(running.operation, member);
+    flight.cannot_send_to = rank;
+    // It waits its turn behind others, and they move.
+    if (running.queued[member] > 0)
+      flight.last_change = std::max(flight.last_change, peers_[rank].last_sent);
+  }
+  Signature signature = signature_of(running, 0, false);
+  flight.signature = describe(signature.collective, signature.type, signature.op, signature.root,
+                              signature.elements);
+  return flight;
+}
+
 std::vector<Flight> Engine::flights() const {
   std::vector<Flight> out;
-  for (const auto& [key, running] : running_) {
-    Flight flight;
-    flight.key = key;
-    flight.group = running.operation.group;
-    flight.number = running.operation.number;
-    flight.collective = running.operation.shape.collective;
-    flight.chunks_done = running.chunks_done;
-    flight.bytes_done = running.bytes_done;
-    flight.bytes_total = running.bytes_total;
-    flight.since = running.since;
-    if (auto member = running.steps.waits_for())
-      flight.waits_for = global(running.operation, *member);
-    Signature signature = signature_of(running, 0, false);
-    flight.signature = describe(signature.collective, signature.type, signature.op, signature.root,
-                                signature.elements);
-    out.push_back(std::move(flight));
-  }
+  for (const auto& [key, running] : running_) out.push_back(flight_of(key, running));
   std::sort(out.begin(), out.end(),
             [](const Flight& a, const Flight& b) { return a.since < b.since; });
   return out;
 }
 
-Progress Engine::progress() const {
+Progress Engine::progress(Nanos now) const {
   Progress out;
   out.last_change = last_change_;
   out.operations = running_.size();
-  if (out.operations > 0) out.oldest = flights().front();
-  for (uint32_t rank = 0; rank < peers_.size(); ++rank)
-    if (!peers_[rank].dispatch.empty()) out.cannot_send_to = rank;
+  bool overdue = false, first = true;
+  uint64_t order = 0;
+  for (const auto& [key, running] : running_) {
+    // Nothing can be overdue that moved since: spare the description of most of them.
+    bool may_be = now - running.last_change > running.operation.deadline;
+    if (!first && running.order > order && (overdue || !may_be)) continue;
+    Flight flight = flight_of(key, running);
+    bool is = now - flight.last_change > flight.deadline;
+    if (!first && (is == overdue ? running.order > order : overdue)) continue;
+    out.foremost = std::move(flight);
+    overdue = is;
+    order = running.order;
+    first = false;
+  }
   return out;
+}
+
+void Engine::forgive(Nanos gap) {
+  last_change_ += gap;
+  for (auto& [key, running] : running_) running.last_change += gap;
+  for (Peer& peer : peers_) {
+    peer.last_sent += gap;
+    if (peer.down_since) *peer.down_since += gap;
+  }
 }
 
 }  // namespace weft::collective

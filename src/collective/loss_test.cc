@@ -26,8 +26,8 @@ TEST(Loss, a_lane_that_breaks_is_replaced_and_nothing_is_lost) {
         Job job{.ranks = 3, .lanes = 1, .chunk_bytes = chunk, .network_of_0 = &network};
         run_nodes(job, [&](Node& node) {
           Work first(0, 700001, node), second(1, 200003, node);
-          node.engine->start(first.operation);
-          node.engine->start(second.operation);
+          node.start(first.operation);
+          node.start(second.operation);
           EXPECT_TRUE(node.finish(0)) << (node.lost.empty() ? "too late" : node.lost[0]);
           EXPECT_TRUE(node.finish(1)) << (node.lost.empty() ? "too late" : node.lost[0]);
           EXPECT_EQ(first.wrong(), std::nullopt);
@@ -54,7 +54,7 @@ TEST(Loss, of_several_lanes_again_and_again_is_survived) {
       for (uint32_t number = 0; number < 6; ++number) {
         all.push_back(std::make_unique<Work>(number, 100003 * number, node));
         all.back()->operation.shape.algorithm = algorithm;
-        node.engine->start(all.back()->operation);
+        node.start(all.back()->operation);
       }
       EXPECT_TRUE(node.turn_until([&] { return node.done.size() == 6; }))
           << "seed " << seed << ": " << (node.lost.empty() ? "too late" : node.lost[0]);
@@ -74,14 +74,14 @@ TEST(Loss, a_lane_that_stalls_keeps_only_its_own_chunks_waiting) {
     Work work(0, 1u << 20, node);
     work.operation.shape.collective = schedule::Collective::broadcast;
     if (node.mesh.rank.index == 1) work.operation.input = Buffer();
-    node.engine->start(work.operation);
+    node.start(work.operation);
     uint64_t total = work.data.size() * sizeof(float);
     if (node.mesh.rank.index == 1) {
       EXPECT_TRUE(node.turn_until([&] {
-        return node.engine->progress().oldest.bytes_done == total - kChunk;
-      })) << node.engine->progress().oldest.bytes_done;
+        return node.engine->progress(monotonic_clock().now()).foremost.bytes_done == total - kChunk;
+      })) << node.engine->progress(monotonic_clock().now()).foremost.bytes_done;
       node.turn_for(Nanos::from_millis(50));
-      EXPECT_EQ(node.engine->progress().oldest.bytes_done, total - kChunk);
+      EXPECT_EQ(node.engine->progress(monotonic_clock().now()).foremost.bytes_done, total - kChunk);
       EXPECT_TRUE(node.done.empty());
       network.released = true;
     }
@@ -104,7 +104,7 @@ TEST(Loss, a_byte_that_changes_on_the_way_is_seen_and_its_lane_named) {
     std::atomic<bool> seen = false;
     run_nodes({.lanes = 1, .network_of_0 = &network}, [&](Node& node) {
       Work work(0, 100000, node);
-      node.engine->start(work.operation);
+      node.start(work.operation);
       if (node.mesh.rank.index == 0) {
         EXPECT_TRUE(node.turn_until([&] { return seen.load(); }));
         return;
@@ -139,7 +139,7 @@ TEST(Loss, a_rank_that_is_gone_is_told_with_its_number) {
   ASSERT_TRUE(node.engine->begin());
   other.reset();
   Work work(0, 1000, node);
-  node.engine->start(work.operation);
+  node.start(work.operation);
   EXPECT_FALSE(node.finish(0));
   ASSERT_EQ(node.lost.size(), 1u);
   EXPECT_THAT(node.lost[0], HasSubstr("rank 1: no lane to it could be opened"));

@@ -134,7 +134,7 @@ struct Alone {
     theirs.reactor->run_once(Nanos{0});
     links->tick(monotonic_clock().now());
     mesh.reactor->run_once(Nanos::from_millis(1));
-    for (Key key : engine->poll(monotonic_clock().now())) done.insert(key);
+    for (const Key& key : engine->poll(monotonic_clock().now())) done.insert(key.number);
   }
   void turns() {
     for (int i = 0; i < 10; ++i) turn();
@@ -152,7 +152,7 @@ struct Alone {
   std::vector<float> data;
   Operation operation;
   std::vector<std::string> lost;
-  std::set<Key> done;
+  std::set<uint64_t> done;
 };
 
 void expect_result(const Alone& alone) {
@@ -168,9 +168,13 @@ void expect_result(const Alone& alone) {
 TEST(Peer, that_sends_what_is_due_completes_the_operation) {
   for (bool early : {false, true}) {
     Alone alone;
-    if (!early) alone.engine->start(alone.operation);
+    if (!early) {
+      EXPECT_TRUE(alone.engine->start(alone.operation));
+    }
     alone.send_all();
-    if (early) alone.engine->start(alone.operation);
+    if (early) {
+      EXPECT_TRUE(alone.engine->start(alone.operation));
+    }
     EXPECT_TRUE(alone.turn_until([&] { return alone.done.contains(4); }));
     expect_result(alone);
   }
@@ -179,13 +183,17 @@ TEST(Peer, that_sends_what_is_due_completes_the_operation) {
 TEST(Peer, that_sends_a_chunk_again_changes_nothing) {
   for (bool early : {false, true}) {
     Alone alone;
-    if (!early) alone.engine->start(alone.operation);
+    if (!early) {
+      EXPECT_TRUE(alone.engine->start(alone.operation));
+    }
     for (uint16_t step : {uint16_t{0}, uint16_t{1}}) {
       alone.send(0, Alone::chunk_of(step, 0), step == 0 ? 3 : 5);
-      alone.send(1, Alone::chunk_of(step, 0), 100);
+      alone.send(1, Alone::chunk_of(step, 0), step == 0 ? 3 : 5);
     }
     alone.send_all();
-    if (early) alone.engine->start(alone.operation);
+    if (early) {
+      EXPECT_TRUE(alone.engine->start(alone.operation));
+    }
     EXPECT_TRUE(alone.turn_until([&] { return alone.done.contains(4); }));
     // Also when it is over.
     alone.send(0, Alone::chunk_of(0, 0), 100);
@@ -194,10 +202,27 @@ TEST(Peer, that_sends_a_chunk_again_changes_nothing) {
   }
 }
 
+TEST(Peer, that_sends_a_chunk_again_with_other_bytes_is_named) {
+  for (bool early : {false, true}) {
+    Alone alone;
+    if (!early) {
+      EXPECT_TRUE(alone.engine->start(alone.operation));
+    }
+    alone.send(0, Alone::chunk_of(0, 0), 3);
+    alone.send(1, Alone::chunk_of(0, 0), 100);
+    if (early) {
+      alone.turns();
+      EXPECT_TRUE(alone.engine->start(alone.operation));
+    }
+    EXPECT_TRUE(alone.turn_until([&] { return !alone.lost.empty(); }));
+    EXPECT_THAT(alone.lost[0], HasSubstr("twice, with different bytes"));
+  }
+}
+
 TEST(Peer, that_sends_a_chunk_on_two_lanes_at_once_is_heard_once) {
   for (uint16_t step : {uint16_t{0}, uint16_t{1}}) {
     Alone alone;
-    alone.engine->start(alone.operation);
+    EXPECT_TRUE(alone.engine->start(alone.operation));
     ChunkHeader header = Alone::chunk_of(step, 0);
     float right = step == 0 ? 3 : 5;
     alone.send(0, header, right, 0.5);
@@ -214,7 +239,7 @@ TEST(Peer, that_begins_a_chunk_early_and_repeats_it_later_is_heard_once) {
   Alone alone;
   ChunkHeader header = Alone::chunk_of(0, 0);
   alone.send(0, header, 3, 0.5);  // lands aside: the operation is not known
-  alone.engine->start(alone.operation);
+  EXPECT_TRUE(alone.engine->start(alone.operation));
   alone.send_all();
   alone.send_rest(0, header, 3);
   EXPECT_TRUE(alone.turn_until([&] { return alone.done.contains(4); }));
@@ -225,7 +250,7 @@ TEST(Peer, cannot_write_into_memory_that_its_owner_has_back) {
   // Half of a chunk has come over one lane, straight to its place, when the whole of it comes over
   // another one and the operation ends. Then the other half comes.
   Alone alone;
-  alone.engine->start(alone.operation);
+  EXPECT_TRUE(alone.engine->start(alone.operation));
   ChunkHeader header = Alone::chunk_of(1, 0);
   alone.send(0, header, 5, 0.5);
   alone.send_all();
@@ -241,7 +266,7 @@ TEST(Peer, cannot_write_into_memory_that_its_owner_has_back) {
 
 TEST(Peer, cannot_write_through_a_lane_that_it_opens_when_all_is_over) {
   Alone alone;
-  alone.engine->start(alone.operation);
+  EXPECT_TRUE(alone.engine->start(alone.operation));
   alone.engine->halt();
   std::fill(alone.data.begin(), alone.data.end(), 77.0f);
   alone.links->open({1}, 5);
@@ -278,11 +303,15 @@ TEST(Peer, that_sends_what_is_not_due_is_refused) {
     for (bool early : {false, true}) {
       SCOPED_TRACE(text("%s, early %d", words, early));
       Alone alone;
-      if (!early) alone.engine->start(alone.operation);
+      if (!early) {
+        EXPECT_TRUE(alone.engine->start(alone.operation));
+      }
       ChunkHeader header = Alone::chunk_of(0, 0);
       change(header);
       alone.send(0, header);
-      if (early) alone.engine->start(alone.operation);
+      if (early) {
+        EXPECT_TRUE(alone.engine->start(alone.operation));
+      }
       ASSERT_EQ(alone.lost.size(), 1u);
       EXPECT_THAT(alone.lost[0], HasSubstr(words));
       EXPECT_TRUE(
@@ -292,7 +321,7 @@ TEST(Peer, that_sends_what_is_not_due_is_refused) {
 
 TEST(Peer, that_differs_is_named_even_when_the_operation_has_ended_here) {
   Alone alone;
-  alone.engine->start(alone.operation);
+  EXPECT_TRUE(alone.engine->start(alone.operation));
   alone.send_all();
   EXPECT_TRUE(alone.turn_until([&] { return alone.done.contains(4); }));
   ChunkHeader header = Alone::chunk_of(0, 0);
@@ -313,14 +342,14 @@ TEST(Peer, that_is_not_in_the_group_of_an_operation_is_refused) {
   ChunkHeader header = Alone::chunk_of(0, 0);
   header.group = 9;
   alone.send(0, header);
-  alone.engine->start(alone.operation);
+  EXPECT_TRUE(alone.engine->start(alone.operation));
   ASSERT_EQ(alone.lost.size(), 1u);
   EXPECT_THAT(alone.lost[0], HasSubstr("rank 0 is not in its group"));
 }
 
 TEST(Peer, that_sends_data_against_the_direction_of_a_lane_is_refused) {
   Alone alone;
-  alone.engine->start(alone.operation);
+  EXPECT_TRUE(alone.engine->start(alone.operation));
   ASSERT_TRUE(alone.turn_until([&] { return alone.from_engine.size() == 2; }));
   std::array<std::byte, lane::kChunkHeaderBytes> head;
   lane::encode(Alone::chunk_of(0, 0), head);
@@ -332,7 +361,7 @@ TEST(Peer, that_sends_data_against_the_direction_of_a_lane_is_refused) {
 
 TEST(Peer, that_acknowledges_what_was_not_sent_is_refused) {
   Alone alone;
-  alone.engine->start(alone.operation);
+  EXPECT_TRUE(alone.engine->start(alone.operation));
   ASSERT_TRUE(alone.turn_until([&] { return alone.from_engine.size() == 2; }));
   std::array<uint32_t, 4> receipt = {kReceiptMagic, 0, 1000, 0};
   Alone::put(*alone.from_engine[1], std::as_bytes(std::span(receipt)));
@@ -359,7 +388,7 @@ TEST(Peer, that_closes_while_its_early_chunk_is_half_here_leaves_room_for_others
   ASSERT_EQ(alone.to_engine.size(), 2u);
   for (int round = 0; round < 3; ++round) alone.send(1, Alone::chunk_of(0, 1), 3);
   alone.send_all();
-  alone.engine->start(alone.operation);
+  EXPECT_TRUE(alone.engine->start(alone.operation));
   EXPECT_TRUE(alone.turn_until([&] { return alone.done.contains(4); }));
   expect_result(alone);
 }

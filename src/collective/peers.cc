@@ -222,7 +222,11 @@ std::vector<Key> Engine::poll(Nanos now) {
   }
   more_to_send_ = more_to_send_ || owes_receipts_;
   reap(now);
-  for (Key key : finished_) running_.erase(key);
+  for (const Key& key : finished_) {
+    auto found = running_.find(key);
+    by_order_.erase(found->second.order);
+    running_.erase(found);
+  }
   return std::exchange(finished_, {});
 }
 

@@ -137,12 +137,12 @@ struct Node {
   capture::Recorder& recorder;
   std::unique_ptr<Engine> engine;
   std::vector<std::string> lost;
-  std::set<Key> done;
+  std::set<uint64_t> done;  // numbers
 
   void turn() {
     mesh.reactor->run_once(engine->more_to_send() ? Nanos{0} : Nanos::from_millis(2));
-    for (Key key : engine->poll(monotonic_clock().now()))
-      WEFT_CHECK(done.insert(key).second);  // told once
+    for (const Key& key : engine->poll(monotonic_clock().now()))
+      WEFT_CHECK(done.insert(key.number).second);  // told once
   }
   // Turns until `until` says so; false after ten seconds or when a rank was lost.
   bool turn_until(const std::function<bool()>& until) {
@@ -157,8 +157,12 @@ struct Node {
     Nanos until = monotonic_clock().now() + time;
     while (monotonic_clock().now() < until) turn();
   }
-  bool finish(Key key) {
-    return turn_until([&] { return done.contains(key); });
+  void start(Operation operation) {
+    auto started = engine->start(std::move(operation));
+    WEFT_CHECK(started.ok());
+  }
+  bool finish(uint64_t number) {
+    return turn_until([&] { return done.contains(number); });
   }
 };
 
@@ -258,10 +262,10 @@ struct Work {
   // The first element that is not the sum of all ranks; none if all are.
   std::optional<uint64_t> wrong() const {
     for (uint64_t i = 0; i < data.size(); ++i)
-      if (data[i] != sum(i, ranks, operation.number)) return i;
+      if (data[i] != sum(i, ranks, static_cast<uint32_t>(operation.number))) return i;
     return std::nullopt;
   }
-  Key key() const { return key_of(operation); }
+  uint64_t key() const { return operation.number; }
 
   Operation operation;
   std::vector<float> data;

@@ -345,7 +345,7 @@ class Joiner {
           auto code = fields.number<uint8_t>();
           fields.number<uint32_t>();
           std::string reason = fields.string();
-          return Error(static_cast<Code>(std::clamp<uint8_t>(code, 1, 8)), reason);
+          return Error(code_from(code), reason);
         }
         if (frame->type != expected)
           return error(Code::corrupt, "rank 0 sent frame %u while joining",

@@ -15,17 +15,17 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little, "the wire format is little-endian");
 
-constexpr uint32_t kChunkMagic = 0x6b434877;  // "wHCk"
-constexpr uint8_t kChunkVersion = 2;
+// What the header's checksum starts from: bytes that are not a header do not carry it.
+constexpr uint64_t kChunkSeed = 0x336b434877;  // "wHCk3"
+constexpr uint8_t kChunkVersion = 3;
 constexpr uint8_t kWantsReceipt = 0x80;  // in `op`
 
 // As it stands on the wire.
 struct WireChunk {
-  uint32_t magic;
+  uint64_t operation;
   uint8_t version;
   uint8_t collective;
   uint16_t step;
-  uint32_t operation;
   uint32_t chunk;
   uint64_t elements;
   uint64_t first;
@@ -41,14 +41,14 @@ struct WireChunk {
 static_assert(sizeof(WireChunk) == kChunkHeaderBytes);
 
 uint32_t header_checksum(const WireChunk& wire) {
-  return static_cast<uint32_t>(XXH3_64bits(&wire, offsetof(WireChunk, header_checksum)));
+  return static_cast<uint32_t>(
+      XXH3_64bits_withSeed(&wire, offsetof(WireChunk, header_checksum), kChunkSeed));
 }
 
 }  // namespace
 
 void encode(const ChunkHeader& header, std::span<std::byte, kChunkHeaderBytes> out) {
   WireChunk wire{};
-  wire.magic = kChunkMagic;
   wire.version = kChunkVersion;
   wire.collective = header.collective;
   wire.step = header.step;
@@ -70,13 +70,11 @@ void encode(const ChunkHeader& header, std::span<std::byte, kChunkHeaderBytes> o
 Result<ChunkHeader> decode(std::span<const std::byte, kChunkHeaderBytes> bytes) {
   WireChunk wire;
   std::memcpy(&wire, bytes.data(), sizeof wire);
-  if (wire.magic != kChunkMagic)
-    return error(Code::corrupt, "chunk header: wrong magic %08x", wire.magic);
+  if (wire.header_checksum != header_checksum(wire))
+    return error(Code::corrupt, "chunk header: it is none, or was damaged on the way");
   if (wire.version != kChunkVersion)
     return error(Code::unsupported, "chunk header: version %u, expected %u", unsigned{wire.version},
                  unsigned{kChunkVersion});
-  if (wire.header_checksum != header_checksum(wire))
-    return error(Code::corrupt, "chunk header: checksum differs");
   if (wire.length > kMaxChunkBytes)
     return error(Code::corrupt, "chunk header: %u bytes; at most %u are allowed", wire.length,
                  kMaxChunkBytes);

@@ -330,8 +330,10 @@ bool Lane::end_payload(const std::byte* in_place, Nanos now) {
   if (!socket_->shared() && in_header_.checksum != 0) {
     std::vector<std::span<const std::byte>> parts(landing_.payload.begin(), landing_.payload.end());
     if (checksum(parts) != in_header_.checksum) {
-      fail(error(Code::corrupt, "payload of operation %u, step %u, chunk %u was damaged on the way",
-                 in_header_.operation, unsigned{in_header_.step}, in_header_.chunk));
+      fail(error(Code::corrupt,
+                 "payload of operation %llu, step %u, chunk %u was damaged on the way",
+                 static_cast<unsigned long long>(in_header_.operation), unsigned{in_header_.step},
+                 in_header_.chunk));
       return false;
     }
   }

@@ -48,7 +48,7 @@ struct ChunkHeader {
   uint64_t elements = 0;  // of the whole operation
   // Which chunk of which operation.
   uint32_t group = 0;  // of ranks; 0 is all
-  uint32_t operation = 0;
+  uint64_t operation = 0;
   uint16_t step = 0;
   uint32_t chunk = 0;
   uint64_t first = 0;          // element offset of this chunk in its message

@@ -100,6 +100,26 @@ class Network {
 Network& kernel_network();
 std::unique_ptr<Socket> adopt(Fd connected);
 
+// ---- forked children ---------------------------------------------------------------------
+
+// A child that a program forks (a data loader's) has copies of all descriptors. As long as it
+// lives, a connection of its dead parent does not end, and nobody hears of the death. So
+// descriptors that are named here lead nowhere in a child. Destroy it before the descriptor is
+// closed.
+class KeptFromChildren {
+ public:
+  explicit KeptFromChildren(int fd);
+  ~KeptFromChildren();
+  KeptFromChildren(const KeptFromChildren&) = delete;
+  KeptFromChildren& operator=(const KeptFromChildren&) = delete;
+
+ private:
+  int fd_;
+};
+// How many forks lie between this process and the one that loaded weft: what was made at another
+// number belongs to a parent, and its threads are not here.
+uint64_t times_forked();
+
 // ---- addresses ---------------------------------------------------------------------------
 
 struct HostPort {

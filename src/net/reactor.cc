@@ -107,6 +107,9 @@ class EpollReactor final : public Reactor {
 
   Fd epoll_;
   Fd wake_;
+  // A child that removed its copies of sockets here would remove its parent's.
+  KeptFromChildren epoll_kept_{epoll_.get()};
+  KeptFromChildren wake_kept_{wake_.get()};
   std::vector<Shared> shared_;
   uint64_t generation_ = 0;  // grows when a handler is removed
 };

@@ -26,7 +26,7 @@ constexpr int kLocalBuffer = 128 << 10;
 
 class TcpSocket final : public Socket {
  public:
-  explicit TcpSocket(Fd fd) : fd_(std::move(fd)) {}
+  explicit TcpSocket(Fd fd) : fd_(std::move(fd)), kept_(fd_.get()) {}
 
   ssize_t send(const iovec* parts, size_t count) override {
     return move(parts, count, [this](msghdr& message) {
@@ -121,6 +121,7 @@ class TcpSocket final : public Socket {
   }
 
   Fd fd_;
+  KeptFromChildren kept_;  // goes first
 };
 
 // One boot of one machine, and one view of its network: containers of their own are others.

@@ -33,19 +33,53 @@ std::optional<Error> Group::Impl::current_failure() {
   return failure;
 }
 
-void Group::Impl::once() {
+Group::Impl::Seat::Seat(Impl& impl, std::unique_lock<std::mutex> lock)
+    : impl_(&impl), lock_(std::move(lock)) {
+  impl.driver.store(std::this_thread::get_id());
+}
+
+void Group::Impl::Seat::leave() {
+  if (impl_ == nullptr) return;
+  impl_->driver.store({});
+  lock_.unlock();
+  impl_ = nullptr;
+}
+
+Group::Impl::Seat Group::Impl::try_seat() {
+  // A thread that sits already, in a callback, is not asked twice.
+  if (driven_by_this_thread()) return {};
   std::unique_lock sits(seat, std::try_to_lock);
-  if (sits) turn(Nanos{0});
+  return sits ? Seat(*this, std::move(sits)) : Seat();
+}
+
+void Group::Impl::once() {
+  if (Seat sits = try_seat()) turn(Nanos{0});
 }
 
 // The progress thread would sit down again before anyone else could, unless it sees that someone
 // wants to.
-std::unique_lock<std::mutex> Group::Impl::take_seat() {
+Group::Impl::Seat Group::Impl::take_seat() {
   callers.fetch_add(1);
   if (options.progress_thread) mesh.reactor->wake();
   std::unique_lock sits(seat);
   callers.fetch_sub(1);
-  return sits;
+  return {*this, std::move(sits)};
+}
+
+Result<void> Group::Impl::same_process() const {
+  if (net::times_forked() == forks) return {};
+  return error(Code::cancelled,
+               "this process was forked: the group belongs to its parent; join in the child if it "
+               "is to be a rank of its own");
+}
+
+Result<void> Group::Impl::may_wait() const {
+  WEFT_TRY(same_process());
+  if (driven_by_this_thread())
+    return error(Code::invalid_argument,
+                 "a callback may start operations, and may not wait for any: it would wait for "
+                 "itself");
+  return {};
 }
 
 // Takes the seat if it is free, and turns; otherwise waits for the one who sits there.
@@ -56,15 +90,16 @@ void Group::Impl::drive_until(const std::function<bool()>& done) {
   if (options.progress_thread && !parked.load()) mesh.reactor->wake();
   bool more = true;  // in flight, for all that is known to one who never sat
   while (!over()) {
-    std::unique_lock sits(seat, std::defer_lock);
+    std::unique_lock free(seat, std::defer_lock);
     // The progress thread leaves at once; another caller may stay for long.
     if (callers.load() == 1)
-      sits.lock();
-    else if (!sits.try_lock()) {
+      free.lock();
+    else if (!free.try_lock()) {
       std::unique_lock lock(mutex);
       changed.wait_for(lock, std::chrono::milliseconds(1), over);
       continue;
     }
+    Seat sits(*this, std::move(free));
     Nanos sleep_from = now() + options.spin;
     for (bool first = true; !over(); first = false) {
       bool looks = now() < sleep_from && options.spin.count > 0;
@@ -102,14 +137,17 @@ void Group::Impl::loop() {
         parked.store(false);
       }
     }
-    std::lock_guard sits(seat);
-    turn(kTurn);
+    {
+      Seat sits(*this, std::unique_lock(seat));
+      turn(kTurn);
+    }
     std::lock_guard lock(mutex);
     if (stopping && commands.empty()) return;
   }
 }
 
 Result<std::shared_ptr<Work::State>> Group::Impl::launch(collective::Operation operation) {
+  if (operation.deadline.count == 0) operation.deadline = options.progress_deadline;
   auto state = std::make_shared<Work::State>();
   state->group = this;
   auto begin = [this, &state](collective::Operation& what) {
@@ -118,37 +156,50 @@ Result<std::shared_ptr<Work::State>> Group::Impl::launch(collective::Operation o
       uint32_t peer = what.members ? (*what.members)[what.shape.root] : what.shape.root;
       what.number = next_pair[(uint64_t{what.shape.sends} << 32) | peer]++;
     } else {
-      uint32_t first = what.group == 0 ? kDirectOperations : 0;
-      what.number = next_number.try_emplace(what.group, first).first->second++;
+      what.number = next_number[what.group]++;
     }
     works[collective::key_of(what)] = state;
   };
   // With the seat free it starts here and now; else whoever drives will start it.
-  std::unique_lock sits(seat, std::try_to_lock);
+  Seat sits = try_seat();
   {
     std::lock_guard lock(mutex);
     if (failure) return *failure;
-    begin(operation);
+    if (sits && failed) sits.leave();  // the reason is being decided on
     // Commands that were posted before come first, or numbers would not be the order of starts.
-    if (sits.owns_lock() && !commands.empty()) sits.unlock();
-    if (!sits.owns_lock()) {
-      auto shared = std::make_shared<collective::Operation>(std::move(operation));
-      commands.push_back([this, shared] { engine->start(std::move(*shared)); });
+    if (sits && !commands.empty()) sits.leave();
+    if (!sits) {
+      auto shared = std::make_shared<collective::Operation>();
+      commands.reserve(commands.size() + 1);
+      begin(operation);
+      *shared = std::move(operation);
+      commands.push_back([this, shared] { start(std::move(*shared)); });
       has_commands.store(true, std::memory_order_release);
       mesh.reactor->wake();
       return state;
     }
+    begin(operation);
   }
-  engine->start(std::move(operation));
-  for (collective::Key key : engine->poll(now())) finished(key);
+  start(std::move(operation));
+  if (!failed)
+    for (const collective::Key& key : engine->poll(now())) finished(key);
   return state;
+}
+
+void Group::Impl::start(collective::Operation operation) {
+  auto started = engine->start(std::move(operation));
+  if (started) return;
+  Code code = started.error().code();
+  fail(error(code, "%s: %s", describe(mesh.rank).c_str(), started.error().message().c_str()),
+       mesh.rank);
 }
 
 // ---- handles -----------------------------------------------------------------------------
 
 Result<void> Work::wait() {
-  if (!state_) return {};
+  if (!state_ || state_->done.load(std::memory_order_acquire)) return {};
   Group::Impl& group = *state_->group;
+  WEFT_TRY(group.may_wait());
   group.drive_until([&] { return state_->done.load(std::memory_order_acquire); });
   if (state_->done.load(std::memory_order_acquire)) return {};
   return *group.current_failure();
@@ -156,6 +207,7 @@ Result<void> Work::wait() {
 
 bool Work::test() {
   if (!state_ || state_->done.load(std::memory_order_acquire)) return true;
+  if (!state_->group->same_process()) return true;
   state_->group->once();
   return state_->done.load(std::memory_order_acquire) || state_->group->has_failed.load();
 }

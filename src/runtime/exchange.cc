@@ -27,7 +27,7 @@ std::vector<float> fingerprint(const std::vector<Tensor>& tensors) {
 
 Exchange::Impl::Impl(std::vector<Tensor> registered, schedule::Layout made)
     : tensors(std::move(registered)), layout(std::move(made)), readiness(layout) {
-  states.resize(tensors.size());
+  states = std::vector<TensorState>(tensors.size());
   of_piece = schedule::tensors_by_piece(layout);
   for (const std::vector<uint32_t>& in_piece : of_piece)
     for (uint32_t t : in_piece) states[t].pieces_left = ++states[t].pieces;
@@ -41,6 +41,7 @@ size_t Exchange::buckets() const { return impl_->layout.buckets.size(); }
 
 Result<void> Exchange::ready(uint32_t tensor, uint64_t step) {
   Group::Impl& group = *impl_->group;
+  WEFT_TRY(group.same_process());
   trace::Event event;
   event.start_ns = group.recorder.now().count;
   event.shape = trace::Shape::instant;
@@ -52,10 +53,16 @@ Result<void> Exchange::ready(uint32_t tensor, uint64_t step) {
   {
     std::lock_guard lock(group.mutex);
     if (group.failure) return *group.failure;
-    WEFT_ASSIGN(bucket, impl_->readiness.ready(tensor, step));
-    if (bucket) {
-      group.commands.push_back([&group, b = *bucket, step] { group.bucket_ready(b, step); });
-      group.has_commands.store(true, std::memory_order_release);
+    try {
+      // Before anything is noted, since what was noted cannot be taken back.
+      group.commands.reserve(group.commands.size() + 1);
+      WEFT_ASSIGN(bucket, impl_->readiness.ready(tensor, step));
+      if (bucket) {
+        group.commands.push_back([&group, b = *bucket, step] { group.bucket_ready(b, step); });
+        group.has_commands.store(true, std::memory_order_release);
+      }
+    } catch (const std::bad_alloc&) {
+      return error(Code::exhausted, "not enough memory");
     }
   }
   event.layer = static_cast<uint16_t>(impl_->tensors[tensor].layer);
@@ -74,16 +81,23 @@ Result<void> Exchange::wait(uint32_t tensor, uint64_t step) {
     return error(Code::invalid_argument, "tensor %u is not registered (there are %zu)", tensor,
                  impl_->tensors.size());
   Group::Impl& group = *impl_->group;
-  Exchange::Impl::TensorState& state = impl_->states[tensor];
-  if (!group.options.progress_thread)
-    group.drive_until([&] {
-      std::lock_guard lock(group.mutex);
-      return state.steps_done > step;
-    });
+  const std::atomic<uint64_t>& steps_done = impl_->states[tensor].steps_done;
+  auto done = [&] { return steps_done.load(std::memory_order_acquire) > step; };
+  if (done()) return {};
+  WEFT_TRY(group.may_wait());
   std::unique_lock lock(group.mutex);
-  if (state.steps_done > step) return {};
-  group.changed.wait(lock, [&] { return group.failure.has_value() || state.steps_done > step; });
-  if (state.steps_done > step) return {};
+  if (group.failure) return *group.failure;
+  // Whoever drives sees to it that this does not stand for ever.
+  auto waiter = impl_->waiters.insert(impl_->waiters.end(), {tensor, step, group.now()});
+  if (group.options.progress_thread) {
+    group.changed.wait(lock, [&] { return group.failure.has_value() || done(); });
+  } else {
+    lock.unlock();
+    group.drive_until(done);
+    lock.lock();
+  }
+  impl_->waiters.erase(waiter);
+  if (done()) return {};
   return *group.failure;
 }
 
@@ -94,6 +108,7 @@ Result<void> Exchange::wait_all(uint64_t step) {
 
 Result<std::unique_ptr<Exchange>> Group::exchange(std::vector<Tensor> tensors) {
   Impl& group = *impl_;
+  WEFT_TRY(group.may_wait());
   {
     std::lock_guard lock(group.mutex);
     if (std::exchange(group.exchange_asked_for, true))

@@ -19,6 +19,10 @@ constexpr Nanos kAfterRoot = Nanos::from_seconds(1);
 constexpr Nanos kRelaySilence = Nanos::from_seconds(1);  // four heartbeats
 constexpr Nanos kLinger = Nanos::from_millis(500);
 constexpr Nanos kRetry = Nanos::from_millis(20);
+// Rank 0's word on which of several reasons was the first.
+constexpr Nanos kVerdict = Nanos::from_millis(500);
+// A driver that did not turn for so long did not run. Others may have been silent, or not.
+constexpr Nanos kSuspended = Nanos::from_seconds(1);
 
 }  // namespace
 
@@ -52,15 +56,41 @@ void Group::Impl::suspect(Rank peer, Error error) {
 void Group::Impl::fail(const Error& error, std::optional<Rank> blamed) {
   if (failed) return;
   failed = true;
-  // Whoever waits gets the failure, and with it its memory back.
+  // Whoever waits will get the failure, and with it its memory back.
   engine->halt();
-  WEFT_LOG(runtime, info, "group failed: %s", error.message().c_str());
-  recorder.note("failure", error.message());
   Packer reason;
   reason.number(static_cast<uint8_t>(error.code())).number(blamed ? blamed->index : trace::kNone);
   reason.string(error.message().substr(0, 4096));
   for (auto& channel : mesh.control)
     if (channel && !channel->failure()) channel->send(Control::abort, reason);
+  bool root_hears = !is_root() && !mesh.control[0]->failure() && !last_words[0] &&
+                    now() - last_heard[0] < kRelaySilence;
+  if (!root_hears) return declare(error, blamed);
+  accusation = Accusation{error, blamed, now()};
+}
+
+// Rank 0 answers with the reason that it heard, or found, first; if it does not, our own stands.
+void Group::Impl::await_verdict(Nanos at) {
+  while (auto frame = mesh.control[0]->receive()) {
+    if (frame->type != Control::abort) continue;
+    join::Unpacker fields(frame->payload);
+    Code code = code_from(fields.number<uint8_t>());
+    auto blamed = fields.number<uint32_t>();
+    std::string reason = fields.string();
+    if (!fields.complete()) break;
+    last_words[0] = true;
+    accusation.reset();
+    return declare(Error(code, reason),
+                   blamed < mesh.ranks ? std::optional(Rank{blamed}) : std::nullopt);
+  }
+  if (!mesh.control[0]->failure() && at - accusation->since < kVerdict) return;
+  Accusation own = *std::exchange(accusation, std::nullopt);
+  declare(own.error, own.culprit);
+}
+
+void Group::Impl::declare(const Error& error, std::optional<Rank> blamed) {
+  WEFT_LOG(runtime, info, "group failed: %s", error.message().c_str());
+  recorder.note("failure", error.message());
   std::vector<std::function<void(Result<void>)>> callbacks;
   {
     std::lock_guard lock(mutex);
@@ -75,20 +105,57 @@ void Group::Impl::fail(const Error& error, std::optional<Rank> blamed) {
   for (auto& callback : callbacks) callback(error);
 }
 
+// Nothing more can be had: what was made before must do.
+void Group::Impl::ran_out_of_memory() noexcept {
+  try {
+    fail(no_memory, mesh.rank);
+    if (accusation) return;  // rank 0 knows
+  } catch (const std::bad_alloc&) {
+  }
+  if (has_failed.load()) return;
+  engine->halt();
+  std::lock_guard lock(mutex);
+  accusation.reset();
+  failure.emplace(std::move(no_memory));
+  culprit = mesh.rank;
+  has_failed.store(true, std::memory_order_release);
+  works.clear();
+  changed.notify_all();
+}
+
+// A process that was stopped (Ctrl-Z, a paused container) finds all others silent, and may be the
+// only one that was. So their clocks start again; if it was the only one, they have said so.
+void Group::Impl::forgive_suspension(Nanos at) {
+  Nanos gap = at - std::exchange(last_turn, at);
+  if (gap.count == at.count || gap < kSuspended) return;
+  WEFT_LOG(runtime, info, "did not run for %s", format_duration(gap).c_str());
+  for (Nanos& heard : last_heard) heard += gap;
+  engine->forgive(gap);
+  if (suspicion) suspicion->since += gap;
+  if (lacking_since) *lacking_since += gap;
+  if (leaving_since) *leaving_since += gap;
+  if (first_bye) *first_bye += gap;
+  if (accusation) accusation->since += gap;
+  if (!exchange) return;
+  std::lock_guard lock(mutex);
+  for (Exchange::Impl::Waiter& waiter : exchange->waiters) waiter.since += gap;
+}
+
 Group::Impl::Waiting Group::Impl::own_waiting(Nanos at) const {
   Waiting out;
-  collective::Progress progress = engine->progress();
-  out.stuck = progress.operations > 0 && at - progress.last_change > options.progress_deadline;
+  collective::Progress progress = engine->progress(at);
   if (progress.operations == 0) return out;
-  out.operation = progress.oldest.key;
-  out.chunks_done = progress.oldest.chunks_done;
-  if (progress.oldest.collective != Collective::all_to_all &&
-      progress.oldest.collective != Collective::point_to_point)
-    out.signature = progress.oldest.signature;
-  if (progress.oldest.waits_for)
-    out.waits_for = *progress.oldest.waits_for;
-  else if (progress.cannot_send_to)
-    out.waits_for = *progress.cannot_send_to;
+  const collective::Flight& flight = progress.foremost;
+  out.stuck = at - flight.last_change > flight.deadline;
+  out.operation = flight.key;
+  out.chunks_done = flight.chunks_done;
+  if (flight.collective != Collective::all_to_all &&
+      flight.collective != Collective::point_to_point)
+    out.signature = flight.signature;
+  if (flight.waits_for)
+    out.waits_for = *flight.waits_for;
+  else if (flight.cannot_send_to)
+    out.waits_for = *flight.cannot_send_to;
   return out;
 }
 
@@ -103,9 +170,9 @@ void Group::Impl::compare_calls(Rank peer, Nanos at) {
         one.signature == two.signature)
       continue;
     fail(error(Code::invalid_argument,
-               "operation %u is %s on rank %u, but %s on rank %u: all ranks must call the same",
-               static_cast<uint32_t>(one.operation) & (kDirectOperations - 1),
-               one.signature.c_str(), peer.index, two.signature.c_str(), other),
+               "operation %llu is %s on rank %u, but %s on rank %u: all ranks must call the same",
+               static_cast<unsigned long long>(one.operation.number), one.signature.c_str(),
+               peer.index, two.signature.c_str(), other),
          peer);
     return;
   }
@@ -133,30 +200,28 @@ void Group::Impl::blame(Nanos at) {
       });
       last = waiting[waiter].waits_for;
     }
-    auto number = static_cast<uint32_t>(waiting[r].operation) & (kDirectOperations - 1);
+    auto number = static_cast<unsigned long long>(waiting[r].operation.number);
     bool absent = waiting[last].operation != waiting[r].operation;
     fail(error(Code::timeout,
-               "%s %s operation %u, for which %s waits; nothing moved for more than %s",
+               "%s %s operation %llu, for which %s waits and in which nothing moved for too long",
                describe({last}).c_str(), absent ? "has not come to" : "does not go on with", number,
-               describe({waiter}).c_str(), format_duration(options.progress_deadline).c_str()),
+               describe({waiter}).c_str()),
          Rank{last});
     return;
   }
 }
 
 void Group::Impl::check_deadlines(Nanos at) {
-  {
-    std::lock_guard lock(mutex);
-    if (left) return;
-  }
+  if (left.load()) return;
   auto in_flight = [&] {
-    collective::Progress progress = engine->progress();
+    collective::Progress progress = engine->progress(at);
     if (progress.operations == 0) return std::string("nothing was in flight");
-    return text("operation %u (%s) was in flight, %s of %s received, last progress %s ago",
-                progress.oldest.number & (kDirectOperations - 1), progress.oldest.signature.c_str(),
-                format_size(static_cast<double>(progress.oldest.bytes_done)).c_str(),
-                format_size(static_cast<double>(progress.oldest.bytes_total)).c_str(),
-                format_duration(at - progress.last_change).c_str());
+    const collective::Flight& flight = progress.foremost;
+    return text("operation %llu (%s) was in flight, %s of %s received, last progress %s ago",
+                static_cast<unsigned long long>(flight.key.number), flight.signature.c_str(),
+                format_size(static_cast<double>(flight.bytes_done)).c_str(),
+                format_size(static_cast<double>(flight.bytes_total)).c_str(),
+                format_duration(at - flight.last_change).c_str());
   };
   // Another rank may have left because rank 0 is gone: then its reason cannot come here, and rank
   // 0's own silence will tell.
@@ -182,24 +247,34 @@ void Group::Impl::check_deadlines(Nanos at) {
   }
   if (is_root()) blame(at);
   if (failed) return;
-  collective::Progress progress = engine->progress();
-  if (progress.operations > 0 &&
-      at - progress.last_change > options.progress_deadline + kAfterRoot) {
-    uint32_t peer = progress.oldest.waits_for ? *progress.oldest.waits_for
-                                              : progress.cannot_send_to.value_or(mesh.next());
+  collective::Progress progress = engine->progress(at);
+  const collective::Flight& flight = progress.foremost;
+  if (progress.operations > 0 && at - flight.last_change > flight.deadline + kAfterRoot) {
+    uint32_t peer =
+        flight.waits_for ? *flight.waits_for : flight.cannot_send_to.value_or(mesh.next());
     fail(error(Code::timeout, "%s does not %s; %s", describe({peer}).c_str(),
-               progress.oldest.waits_for ? "send data" : "take data", in_flight().c_str()),
+               flight.waits_for ? "send data" : "take data", in_flight().c_str()),
          Rank{peer});
     return;
   }
-  if (leaving_since && at - *leaving_since > options.progress_deadline + kAfterRoot + kAfterRoot) {
+  // Rank 0 knows who has said goodbye, and may itself be the one that has not.
+  if (first_bye && at - *first_bye > options.progress_deadline + kAfterRoot) {
     auto absent = std::find(said_bye.begin(), said_bye.end(), false);
-    Rank peer{is_root() ? static_cast<uint32_t>(absent - said_bye.begin()) : 0};
-    fail(error(Code::timeout, "%s did not want to leave within %s", describe(peer).c_str(),
-               format_duration(at - *leaving_since).c_str()),
+    Rank peer{static_cast<uint32_t>(absent - said_bye.begin())};
+    fail(error(Code::timeout, "%s did not want to leave within %s of the first that did",
+               describe(peer).c_str(), format_duration(at - *first_bye).c_str()),
          peer);
     return;
   }
+  if (!is_root() && leaving_since &&
+      at - *leaving_since > options.progress_deadline + kAfterRoot + kAfterRoot + kAfterRoot) {
+    fail(error(Code::timeout, "%s did not end the group within %s", describe({0}).c_str(),
+               format_duration(at - *leaving_since).c_str()),
+         Rank{0});
+    return;
+  }
+  check_waiters(at);
+  if (failed) return;
   if (!is_root() || !exchange) return;
   auto lacking = exchange->admission->lacking();
   if (!lacking) {
@@ -221,6 +296,30 @@ void Group::Impl::check_deadlines(Nanos at) {
   }
 }
 
+// A gradient that is waited for, and that this rank itself never made ready, will not come.
+void Group::Impl::check_waiters(Nanos at) {
+  if (!exchange) return;
+  Nanos limit = options.ready_deadline + (is_root() ? Nanos{0} : kAfterRoot);
+  std::optional<Error> found;
+  {
+    std::lock_guard lock(mutex);
+    for (const Exchange::Impl::Waiter& waiter : exchange->waiters) {
+      if (at - waiter.since <= limit) continue;
+      std::vector<uint32_t> lacking = exchange->readiness.lacking(waiter.tensor, waiter.step);
+      if (lacking.empty()) continue;  // others lack it: rank 0 sees that
+      found = error(
+          Code::timeout,
+          "%s waits for tensor \"%s\" of step %llu since %s, but never made \"%s\" ready%s",
+          describe(mesh.rank).c_str(), exchange->tensors[waiter.tensor].name.c_str(),
+          static_cast<unsigned long long>(waiter.step), format_duration(at - waiter.since).c_str(),
+          exchange->tensors[lacking.front()].name.c_str(),
+          lacking.front() == waiter.tensor ? "" : ", which is in the same bucket");
+      break;
+    }
+  }
+  if (found) fail(*found, mesh.rank);
+}
+
 void Group::Impl::send_heartbeats(Nanos at) {
   if (at < next_heartbeat) return;
   next_heartbeat = at + kHeartbeat;
@@ -231,7 +330,9 @@ void Group::Impl::send_heartbeats(Nanos at) {
   Packer question;
   question.number(recorder.now().count)
       .number(static_cast<uint8_t>(own.stuck))
-      .number(own.operation)
+      .number(own.operation.group)
+      .number(own.operation.pair)
+      .number(own.operation.number)
       .number(own.waits_for)
       .number(own.chunks_done)
       .string(own.signature);
@@ -268,12 +369,13 @@ void Group::Impl::say_goodbye() {
     mesh.control[0]->send(Control::bye, Packer());  // it was read
   }
   std::lock_guard lock(mutex);
-  left = true;
+  left.store(true);
   changed.notify_all();
 }
 
 Result<void> Group::leave() {
   Impl* impl = impl_.get();
+  WEFT_TRY(impl->may_wait());
   if (auto failure = impl->current_failure()) return *failure;
   if (impl->mesh.ranks == 1) return {};
   impl->post([impl] {
@@ -284,19 +386,17 @@ Result<void> Group::leave() {
       return;
     }
     impl->said_bye[0] = true;  // as if rank 0 had told itself
+    if (!impl->first_bye) impl->first_bye = impl->now();
     impl->say_goodbye();
   });
-  impl->drive_until([&] {
-    std::lock_guard lock(impl->mutex);
-    return impl->left;
-  });
-  std::lock_guard lock(impl->mutex);
-  if (impl->left) return {};
-  return *impl->failure;
+  impl->drive_until([&] { return impl->left.load(); });
+  if (impl->left.load()) return {};
+  return *impl->current_failure();
 }
 
 Result<std::unique_ptr<Group>> Group::rebuild(Nanos settle) {
   Impl& old = *impl_;
+  WEFT_TRY(old.may_wait());
   std::optional<Rank> lost;
   {
     std::lock_guard lock(old.mutex);

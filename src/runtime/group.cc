@@ -2,6 +2,8 @@
 #include "group.h"
 
 #include <algorithm>
+#include <csignal>
+#include <new>
 #include <set>
 
 #include "weft/probe.h"
@@ -20,19 +22,19 @@ constexpr Nanos kCheck = Nanos::from_millis(50);
 // Below this an operation is bound by latency rather than by the wire.
 constexpr uint64_t kSmall = 64u << 10;
 
-Code code_of(uint8_t raw) { return static_cast<Code>(std::clamp<uint8_t>(raw, 1, 8)); }
-
 }  // namespace
 
 Group::Impl::Impl(const Options& given, uint32_t epoch_in, capture::Recorder& recorder_in,
                   join::Mesh mesh_in)
     : options(given),
       epoch(epoch_in),
+      forks(net::times_forked()),
       began(mesh_in.network->clock().now()),
       recorder(recorder_in),
       mesh(std::move(mesh_in)),
       said_bye(mesh.ranks, false),
       last_words(mesh.ranks, false),
+      no_memory(error(Code::exhausted, "%s ran out of memory", describe(mesh.rank).c_str())),
       last_heard(mesh.ranks, mesh.network->clock().now()),
       waiting(mesh.ranks) {
   for (const join::Member& member : mesh.members) host_of.push_back(member.host_index);
@@ -168,10 +170,23 @@ uint32_t Group::Impl::hosts_of(const collective::Members& members) const {
 }
 
 void Group::Impl::begin() {
-  if (options.progress_thread) thread = std::thread([this] { loop(); });
+  if (!options.progress_thread) return;
+  // Signals are for the program's own threads.
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  thread = std::thread([this] { loop(); });
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
 Group::Impl::~Impl() {
+  if (!same_process()) {
+    // The thread is not here, and locks may be held by others that are not: nothing is touched.
+    if (thread.joinable()) thread.detach();
+    static_cast<void>(engine.release());
+    static_cast<void>(new join::Mesh(std::move(mesh)));
+    return;
+  }
   {
     std::lock_guard lock(mutex);
     stopping = true;
@@ -179,7 +194,7 @@ Group::Impl::~Impl() {
   unpark.notify_all();
   mesh.reactor->wake();
   if (thread.joinable()) thread.join();
-  std::lock_guard sits(seat);
+  Seat sits(*this, std::unique_lock(seat));
   engine->halt();
   bool waits_for_readers = failed || (is_root() && left);
   if (waits_for_readers && mesh.ranks > 1) linger();
@@ -188,6 +203,16 @@ Group::Impl::~Impl() {
 // ---- a turn ------------------------------------------------------------------------------
 
 bool Group::Impl::turn(Nanos timeout) {
+  try {
+    return turn_once(timeout);
+  } catch (const std::bad_alloc&) {
+    ran_out_of_memory();
+    return true;
+  }
+}
+
+bool Group::Impl::turn_once(Nanos timeout) {
+  if (ran_out.load(std::memory_order_relaxed)) fail(no_memory, mesh.rank);
   bool sleeps =
       timeout.count > 0 && !engine->more_to_send() && !has_commands.load(std::memory_order_acquire);
   bool moved = mesh.reactor->run_once(sleeps ? timeout : Nanos{0});
@@ -203,13 +228,15 @@ bool Group::Impl::turn(Nanos timeout) {
   }
   if (status_wanted.load(std::memory_order_relaxed)) tell_status();
   Nanos at = now();
+  forgive_suspension(at);
   if (failed) {
     // Nothing moves any more; only what is still to be told to others goes out.
     if (mesh.acceptor) mesh.acceptor->tick(at);
+    if (accusation) await_verdict(at);
     return moved;
   }
   handle_frames();
-  for (collective::Key key : engine->poll(at)) finished(key);
+  for (const collective::Key& key : engine->poll(at)) finished(key);
   if (at >= next_check) {
     next_check = at + kCheck;
     check_deadlines(at);
@@ -258,13 +285,14 @@ void Group::Impl::handle(join::ControlChannel& from, const Frame& frame) {
       if (is_root() || !exchange) return bad();
       while (fields.more()) {
         schedule::Start begin;
-        begin.operation = fields.number<uint32_t>();
+        begin.operation = fields.number<uint64_t>();
         begin.piece = fields.number<uint32_t>();
         begin.step = fields.number<uint64_t>();
         if (fields.failed() || begin.piece >= exchange->layout.pieces.size() ||
-            begin.operation >= kDirectOperations || exchange->running.contains(begin.operation))
+            exchange->running.contains(begin.operation))
           return bad();
         start(begin);
+        if (failed) return;
       }
       return;
     }
@@ -273,7 +301,9 @@ void Group::Impl::handle(join::ControlChannel& from, const Frame& frame) {
       auto t0 = fields.number<int64_t>();
       Waiting told;
       told.stuck = fields.number<uint8_t>() != 0;
-      told.operation = fields.number<uint64_t>();
+      told.operation.group = fields.number<uint32_t>();
+      told.operation.pair = fields.number<uint32_t>();
+      told.operation.number = fields.number<uint64_t>();
       told.waits_for = fields.number<uint32_t>();
       told.chunks_done = fields.number<uint64_t>();
       told.signature = fields.string();
@@ -298,7 +328,7 @@ void Group::Impl::handle(join::ControlChannel& from, const Frame& frame) {
       return;
     }
     case Control::abort: {
-      Code code = code_of(fields.number<uint8_t>());
+      Code code = code_from(fields.number<uint8_t>());
       auto blamed = fields.number<uint32_t>();
       std::string reason = fields.string();
       if (!fields.complete()) return bad();
@@ -307,6 +337,7 @@ void Group::Impl::handle(join::ControlChannel& from, const Frame& frame) {
       return;
     }
     case Control::bye:
+      if (is_root() && !first_bye) first_bye = now();
       last_words[peer.index] = said_bye[peer.index];  // the second time: it has read ours
       if (last_words[peer.index]) return;
       said_bye[peer.index] = true;
@@ -372,13 +403,14 @@ void Group::Impl::admit() {
       event.shape = trace::Shape::instant;
       event.kind = trace::Kind::admitted;
       event.track = control_track;
-      event.operation = begin.operation;
+      event.operation = collective::trace_number({collective::kExchangeGroup, 0, begin.operation});
       event.iteration = static_cast<uint32_t>(begin.step);
       event.bucket = piece.bucket;
       event.partition = piece.partition;
       event.bytes = piece.elements * schedule::kElementBytes;
       recorder.record(event);
       start(begin);
+      if (failed) return;
     }
   }
 }
@@ -387,7 +419,9 @@ void Group::Impl::start(const schedule::Start& begin) {
   const schedule::Piece& piece = exchange->layout.pieces[begin.piece];
   const schedule::Bucket& bucket = exchange->layout.buckets[piece.bucket];
   collective::Operation operation;
+  operation.group = collective::kExchangeGroup;
   operation.number = begin.operation;
+  operation.deadline = options.progress_deadline;
   operation.priority = bucket.priority;
   operation.iteration = static_cast<uint32_t>(begin.step);
   operation.bucket = piece.bucket;
@@ -409,11 +443,12 @@ void Group::Impl::start(const schedule::Start& begin) {
   }
   operation.input = operation.output;
   exchange->running[begin.operation] = {begin.piece, begin.step};
-  engine->start(std::move(operation));
+  start(std::move(operation));
 }
 
-void Group::Impl::finished(collective::Key key) {
-  if (key < kDirectOperations) return finished_piece(static_cast<uint32_t>(key));
+void Group::Impl::finished(const collective::Key& key) {
+  if (failed) return;  // a callback may have ended the group
+  if (key.group == collective::kExchangeGroup) return finished_piece(key.number);
   std::shared_ptr<Work::State> state;
   std::vector<std::function<void(Result<void>)>> callbacks;
   {
@@ -430,7 +465,7 @@ void Group::Impl::finished(collective::Key key) {
   for (auto& callback : callbacks) callback({});
 }
 
-void Group::Impl::finished_piece(uint32_t operation) {
+void Group::Impl::finished_piece(uint64_t operation) {
   auto found = exchange->running.find(operation);
   WEFT_CHECK(found != exchange->running.end());
   Exchange::Impl::RunningPiece done = found->second;
@@ -452,10 +487,12 @@ void Group::Impl::finished_piece(uint32_t operation) {
     event.iteration = static_cast<uint32_t>(done.step);
     event.bytes = exchange->tensors[t].data.size_bytes();
     recorder.record(event);
-    std::lock_guard lock(mutex);
-    ++state.steps_done;
+    state.steps_done.fetch_add(1, std::memory_order_release);
   }
-  if (changed_any) changed.notify_all();
+  if (changed_any) {
+    std::lock_guard lock(mutex);  // or one who has just looked would miss it
+    changed.notify_all();
+  }
   if (is_root()) {
     auto returned = exchange->admission->finished(operation);
     WEFT_CHECK(returned.ok());
@@ -503,6 +540,7 @@ Result<collective::Operation> described(const Call& call, uint32_t rank, uint32_
   operation.type = call.type;
   operation.op = call.op;
   operation.priority = call.priority;
+  operation.deadline = call.deadline;
   auto refuse = [&](const std::string& why) {
     return error(Code::invalid_argument, "%s: %s", schedule::name_of(call.collective), why.c_str());
   };
@@ -603,14 +641,23 @@ Result<void> attach_memory(const Call& call, collective::Operation& operation) {
 }  // namespace
 
 Result<Work> Group::start(const Call& call) {
-  WEFT_ASSIGN(auto state, impl_->prepare(call, members_, id_, rank_, ranks()));
-  impl_->want_progress_thread();
-  return Work(std::move(state), impl_);
+  WEFT_TRY(impl_->same_process());
+  try {
+    WEFT_ASSIGN(auto state, impl_->prepare(call, members_, id_, rank_, ranks()));
+    impl_->want_progress_thread();
+    return Work(std::move(state), impl_);
+  } catch (const std::bad_alloc&) {
+    // Its number may be given: the others would wait for what cannot come.
+    impl_->ran_out.store(true);
+    impl_->mesh.reactor->wake();
+    return impl_->no_memory;
+  }
 }
 
 Result<void> Group::run(const Call& call) {
-  WEFT_ASSIGN(auto state, impl_->prepare(call, members_, id_, rank_, ranks()));
-  return Work(std::move(state), impl_).wait();
+  WEFT_TRY(impl_->may_wait());
+  WEFT_ASSIGN(Work work, start(call));
+  return work.wait();
 }
 
 Result<std::shared_ptr<Work::State>> Group::Impl::prepare(const Call& call,
@@ -725,6 +772,7 @@ Result<std::unique_ptr<Group>> Group::subgroup(std::span<const uint32_t> ranks) 
 
 void Group::abort(const std::string& reason) {
   Impl* impl = impl_.get();
+  if (!impl->same_process()) return;
   impl->post([impl, reason] {
     impl->fail(error(Code::cancelled, "%s ended the group: %s",
                      impl->describe(impl->mesh.rank).c_str(), reason.c_str()),

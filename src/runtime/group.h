@@ -7,6 +7,7 @@
 
 #include <atomic>
 #include <condition_variable>
+#include <list>
 #include <mutex>
 #include <thread>
 
@@ -14,10 +15,6 @@
 #include "weft/runtime.h"
 
 namespace weft::runtime {
-
-// Operations that the exchange starts are numbered from 0 by rank 0; those that the program calls
-// directly are numbered by each rank in the order of calls, above this.
-inline constexpr uint32_t kDirectOperations = 1u << 31;
 
 struct Work::State {
   Group::Impl* group = nullptr;
@@ -30,7 +27,7 @@ struct Exchange::Impl {
     uint32_t first_piece = 0;
     uint32_t pieces = 0;       // that hold a part of it
     uint32_t pieces_left = 0;  // in the step under way
-    uint64_t steps_done = 0;   // guarded by Group::Impl::mutex
+    std::atomic<uint64_t> steps_done{0};
   };
 
   Group::Impl* group = nullptr;
@@ -44,7 +41,14 @@ struct Exchange::Impl {
     uint32_t piece;
     uint64_t step;
   };
-  std::unordered_map<uint32_t, RunningPiece> running;  // by operation; driver
+  std::unordered_map<uint64_t, RunningPiece> running;  // by operation; driver
+  // Who waits for what, since when.
+  struct Waiter {
+    uint32_t tensor;
+    uint64_t step;
+    Nanos since;
+  };
+  std::list<Waiter> waiters;  // guarded by Group::Impl::mutex
   trace::TrackId track = 0;
   std::vector<Algorithm> algorithm_of;  // by piece
 
@@ -79,26 +83,59 @@ struct Group::Impl : std::enable_shared_from_this<Group::Impl> {
   Result<std::shared_ptr<Work::State>> prepare(const Call& call, const collective::Members& members,
                                                uint32_t id, uint32_t rank, uint32_t ranks);
   // Returns when `done` holds or the group has failed, moving things along meanwhile.
+  // `done` is asked with and without the mutex held: it may take no lock.
   void drive_until(const std::function<bool()>& done);
   void post(std::function<void()> command);
   void once();  // one turn, if nobody else is driving
-  std::unique_lock<std::mutex> take_seat();
+  // The right to turn. Whoever has it is known, because a callback may call back.
+  class Seat {
+   public:
+    Seat() = default;
+    Seat(Impl& impl, std::unique_lock<std::mutex> lock);
+    Seat(Seat&& other) noexcept
+        : impl_(std::exchange(other.impl_, nullptr)), lock_(std::move(other.lock_)) {}
+    Seat& operator=(Seat&&) = delete;
+    ~Seat() { leave(); }
+    void leave();
+    explicit operator bool() const { return impl_ != nullptr; }
+
+   private:
+    Impl* impl_ = nullptr;
+    std::unique_lock<std::mutex> lock_;
+  };
+  Seat take_seat();
+  Seat try_seat();
+  bool driven_by_this_thread() const { return driver.load() == std::this_thread::get_id(); }
+  // Whether this thread may wait for the group at all.
+  Result<void> may_wait() const;
+  // Whether this is the process that joined.
+  Result<void> same_process() const;
   void want_progress_thread();  // the progress thread is wanted
 
   // ---- the driver (group.cc)
   bool turn(Nanos timeout);  // whether anything came
+  bool turn_once(Nanos timeout);
   void loop();
   void handle_frames();
   void handle(join::ControlChannel& from, const join::Frame& frame);
   void bucket_ready(uint32_t bucket, uint64_t step);
   void admit();
   void start(const schedule::Start& start);
-  void finished(collective::Key key);
-  void finished_piece(uint32_t operation);
+  void finished(const collective::Key& key);
+  void finished_piece(uint64_t operation);
+  // Starts it, or ends the group with the reason why this rank cannot.
+  void start(collective::Operation operation);
 
   // ---- failure and membership (failure.cc)
   void suspect(Rank peer, Error error);
+  // A reason to end the group. Rank 0 decides which reason is the first, for all: others ask it,
+  // and wait for its word a moment.
   void fail(const Error& error, std::optional<Rank> culprit);
+  void declare(const Error& error, std::optional<Rank> culprit);
+  void await_verdict(Nanos now);
+  void ran_out_of_memory() noexcept;
+  void forgive_suspension(Nanos now);
+  void check_waiters(Nanos now);
   void check_deadlines(Nanos now);
   void send_heartbeats(Nanos now);
   std::string describe(Rank rank) const;
@@ -113,6 +150,7 @@ struct Group::Impl : std::enable_shared_from_this<Group::Impl> {
 
   Options options;
   uint32_t epoch = 0;  // how often the group was rebuilt
+  uint64_t forks = 0;  // net::times_forked() when it was made
   Nanos began;
   capture::Recorder& recorder;
   join::Mesh mesh;
@@ -130,19 +168,22 @@ struct Group::Impl : std::enable_shared_from_this<Group::Impl> {
   std::optional<Rank> culprit;                  // guarded by mutex
   std::atomic<bool> has_failed{false};
   std::atomic<bool> has_commands{false};
-  std::unordered_map<uint32_t, uint32_t> next_number;   // by group; guarded by mutex
-  std::unordered_map<uint64_t, uint32_t> next_pair;     // by pair key; guarded by mutex
+  std::unordered_map<uint32_t, uint64_t> next_number;   // by group; guarded by mutex
+  std::unordered_map<uint64_t, uint64_t> next_pair;     // by pair key; guarded by mutex
   std::map<std::vector<uint32_t>, uint32_t> subgroups;  // made so far; guarded by mutex
-  std::unordered_map<collective::Key, std::shared_ptr<Work::State>> works;  // guarded by mutex
-  bool stopping = false;                                                    // guarded by mutex
-  bool left = false;                // guarded by mutex: all said goodbye
-  bool exchange_asked_for = false;  // guarded by mutex
+  std::unordered_map<collective::Key, std::shared_ptr<Work::State>, collective::KeyHash>
+      works;                         // guarded by mutex
+  bool stopping = false;             // guarded by mutex
+  std::atomic<bool> left{false};     // all said goodbye
+  std::atomic<bool> ran_out{false};  // memory, in a thread that does not drive
+  bool exchange_asked_for = false;   // guarded by mutex
   std::atomic<bool> status_wanted{false};
   uint64_t status_asked = 0, status_told = 0;  // how often; guarded by mutex
   std::string status_words;                    // the last; guarded by mutex
 
   // The seat. Whoever holds it may turn.
   std::mutex seat;
+  std::atomic<std::thread::id> driver;
   std::atomic<int> callers{0};      // that drive or want to
   std::atomic<bool> parked{false};  // the progress thread stays away
   std::atomic<int64_t> last_call{0};
@@ -157,13 +198,22 @@ struct Group::Impl : std::enable_shared_from_this<Group::Impl> {
   };
   std::optional<Suspicion> suspicion;
   std::vector<bool> said_bye;
-  std::vector<bool> last_words;  // by rank: it has said why the group ends, or that it knows
+  std::optional<Nanos> first_bye;  // rank 0: of anyone
+  std::vector<bool> last_words;    // by rank: it has said why the group ends, or that it knows
   bool failed = false;
+  struct Accusation {
+    Error error;
+    std::optional<Rank> culprit;
+    Nanos since;
+  };
+  std::optional<Accusation> accusation;  // what rank 0 is to decide on
+  Error no_memory;                       // made while there is some
+  Nanos last_turn{0};
   std::vector<Nanos> last_heard;  // by rank
   // Rank 0: what each rank is waiting for, as its last heartbeat told.
   struct Waiting {
-    bool stuck = false;  // an operation is in flight, and nothing moved for the deadline
-    uint64_t operation = 0;
+    bool stuck = false;  // an operation is in flight, and did not move for its deadline
+    collective::Key operation{trace::kNone, 0, 0};  // none
     uint32_t waits_for = trace::kNone;
     std::string signature;  // of the operation; empty where it differs by rank
     uint64_t chunks_done = 0;

@@ -17,7 +17,8 @@
 // those that are left. The process is never ended by weft.
 //
 // Threads: all functions from any thread, except that a Group and its Exchange are destroyed by
-// one thread when nobody waits on them.
+// one thread when nobody waits on them. A process that was forked has no part in the group of its
+// parent: its calls are refused, and it keeps no connection open.
 #pragma once
 
 #include <functional>
@@ -58,8 +59,8 @@ struct Options {
   std::optional<cost::Costs> costs;
   std::map<uint16_t, double> lane_rate;  // most bytes a second of a lane, for experiments
   Nanos join_deadline = Nanos::from_seconds(30);
-  Nanos progress_deadline = Nanos::from_seconds(30);  // operations in flight, and nothing moves
-  Nanos ready_deadline = Nanos::from_seconds(600);    // some ranks wait for gradients of others
+  Nanos progress_deadline = Nanos::from_seconds(30);  // an operation in flight does not move
+  Nanos ready_deadline = Nanos::from_seconds(600);    // a gradient is waited for and not ready
   Nanos silence_deadline = Nanos::from_seconds(15);   // no sign of life from a rank
   // How long a waiting thread looks again and again before it sleeps.
   Nanos spin = Nanos::from_micros(1000);
@@ -108,6 +109,7 @@ struct Call {
   std::span<const uint64_t> receive_counts = {};
   std::optional<Algorithm> algorithm = {};  // absent: by the plan and the size
   int64_t priority = 0;                     // smaller goes first
+  Nanos deadline = {0};  // that it may stand still; 0: Options::progress_deadline
 };
 
 // An operation that was started. It goes on without the handle.
@@ -117,7 +119,8 @@ class Work {
   // Returns when the result is there, or with the group's failure.
   Result<void> wait();
   bool test();  // moves things along; true when done or failed
-  // Calls `done` once, from the thread that finds it finished; at once if it is already.
+  // Calls `done` once, from the thread that finds it finished; at once if it is already. It may
+  // start operations, and may not wait: it is what others wait for.
   void then(std::function<void(Result<void>)> done);
 
   struct State;

@@ -23,8 +23,8 @@ constexpr Nanos kPatience = Nanos::from_seconds(1);  // for the answers of other
 std::string Group::Impl::status_of_this_rank() {
   Json flights = Json::array();
   for (const collective::Flight& flight : engine->flights()) {
-    Json one = {{"operation", flight.number & (kDirectOperations - 1)},
-                {"group", flight.group},
+    Json one = {{"operation", flight.key.number},
+                {"group", flight.key.group},
                 {"what", flight.signature},
                 {"bytes_received", flight.bytes_done},
                 {"bytes_to_receive", flight.bytes_total},
@@ -45,12 +45,13 @@ std::string Group::Impl::status_of_this_rank() {
          {"bytes_per_s", static_cast<double>(lane.outgoing ? lane.counters.bytes_sent
                                                            : lane.counters.bytes_received) /
                              seconds}});
-  Json out = {{"rank", mesh.rank.index},
-              {"host", options.host},
-              {"pid", static_cast<int>(::getpid())},
-              {"operations", std::move(flights)},
-              {"last_progress_seconds_ago", (now() - engine->progress().last_change).seconds()},
-              {"lanes", std::move(lanes)}};
+  Json out = {
+      {"rank", mesh.rank.index},
+      {"host", options.host},
+      {"pid", static_cast<int>(::getpid())},
+      {"operations", std::move(flights)},
+      {"last_progress_seconds_ago", (now() - engine->progress(now()).last_change).seconds()},
+      {"lanes", std::move(lanes)}};
   return out.dump();
 }
 
@@ -124,6 +125,7 @@ void Group::Impl::tell_status() {
 // turn. Only a driver that does not come to one, in a callback of the program, stays silent.
 std::string Group::status() {
   Impl& impl = *impl_;
+  if (impl.driven_by_this_thread()) return impl.status_of_this_rank();
   std::unique_lock lock(impl.mutex);
   uint64_t ticket = ++impl.status_asked;
   impl.status_wanted.store(true);
@@ -131,7 +133,7 @@ std::string Group::status() {
   impl.mesh.reactor->wake();
   Nanos until = impl.now() + kPatience;
   do {
-    if (std::unique_lock sits(impl.seat, std::try_to_lock); sits) return impl.status_of_this_rank();
+    if (Impl::Seat sits = impl.try_seat()) return impl.status_of_this_rank();
     lock.lock();
     if (impl.changed.wait_for(lock, std::chrono::milliseconds(1),
                               [&] { return impl.status_told >= ticket; }))

@@ -8,6 +8,13 @@ Readiness::Readiness(const Layout& layout)
     missing_.push_back(static_cast<uint32_t>(bucket.tensors.size()));
 }
 
+std::vector<uint32_t> Readiness::lacking(uint32_t tensor, uint64_t step) const {
+  std::vector<uint32_t> out;
+  for (uint32_t other : layout_.buckets[layout_.bucket_of[tensor]].tensors)
+    if (next_step_[other] <= step) out.push_back(other);
+  return out;
+}
+
 Result<std::optional<uint32_t>> Readiness::ready(uint32_t tensor, uint64_t step) {
   if (tensor >= next_step_.size())
     return error(Code::invalid_argument, "tensor %u is not registered (there are %zu)", tensor,
@@ -58,10 +65,11 @@ Result<void> Admission::ready(Rank rank, uint32_t bucket, uint64_t step) {
   return {};
 }
 
-Result<void> Admission::finished(uint32_t operation) {
+Result<void> Admission::finished(uint64_t operation) {
   auto found = running_.find(operation);
   if (found == running_.end())
-    return error(Code::invalid_argument, "operation %u ended but is not running", operation);
+    return error(Code::invalid_argument, "operation %llu ended but is not running",
+                 static_cast<unsigned long long>(operation));
   in_flight_ -= found->second;
   running_.erase(found);
   return {};

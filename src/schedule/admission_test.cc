@@ -139,7 +139,7 @@ TEST(Admission, never_hangs_and_never_holds_up_an_urgent_tensor_by_more_than_the
         for (uint32_t b : buckets) mine.emplace_back(b, step);
       }
 
-    std::vector<uint32_t> running;
+    std::vector<uint64_t> running;
     size_t started = 0, total = layout.pieces.size() * kSteps;
     uint64_t largest = 0;
     for (const Piece& piece : layout.pieces) largest = std::max(largest, piece.elements);

@@ -95,6 +95,8 @@ class Readiness {
   // Gradient `tensor` of `step` is there. Returns the bucket that this completes, if any.
   // Fails if the tensor is unknown, was already ready for this step, or skips a step.
   Result<std::optional<uint32_t>> ready(uint32_t tensor, uint64_t step);
+  // The tensors of `tensor`'s bucket that were not made ready in `step`.
+  std::vector<uint32_t> lacking(uint32_t tensor, uint64_t step) const;
 
  private:
   const Layout& layout_;
@@ -105,7 +107,7 @@ class Readiness {
 // ---- rank 0: the common order -------------------------------------------------------------
 
 struct Start {
-  uint32_t operation = 0;  // 0, 1, 2, ...: the common order
+  uint64_t operation = 0;  // 0, 1, 2, ...: the common order
   uint32_t piece = 0;
   uint64_t step = 0;
 };
@@ -122,7 +124,7 @@ class Admission {
   // `rank` completed `bucket` in `step`. Fails on a report that a correct rank cannot make.
   Result<void> ready(Rank rank, uint32_t bucket, uint64_t step);
   // An operation has ended on the deciding rank: its credit returns.
-  Result<void> finished(uint32_t operation);
+  Result<void> finished(uint64_t operation);
   // The next operation to start, if any may start now. Call until it returns nothing.
   std::optional<Start> next();
 
@@ -151,10 +153,10 @@ class Admission {
   std::vector<std::vector<uint64_t>> reported_;  // by bucket, by rank: steps reported so far
   std::vector<uint64_t> eligible_steps_;         // by bucket: steps made eligible so far
   std::priority_queue<Eligible, std::vector<Eligible>, std::greater<>> eligible_;
-  std::unordered_map<uint32_t, uint64_t> running_;  // operation -> elements
+  std::unordered_map<uint64_t, uint64_t> running_;  // operation -> elements
   uint64_t eligible_count_ = 0;
   uint64_t in_flight_ = 0;
-  uint32_t next_operation_ = 0;
+  uint64_t next_operation_ = 0;
 };
 
 // ---- one operation on one rank: its program -------------------------------------------------
@@ -402,9 +404,9 @@ class Dispatch {
  public:
   struct Entry {
     int64_t priority = 0;
-    uint64_t operation = 0;
-    uint32_t send = 0;  // index in the operation's program
-    ChunkId id{};       // what that send is called on the wire
+    uint64_t operation = 0;  // in the order in which they were started
+    uint32_t send = 0;       // index in the operation's program
+    ChunkId id{};            // what that send is called on the wire
   };
   void push(const Entry& entry);
   std::optional<Entry> pop();

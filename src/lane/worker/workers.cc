@@ -415,7 +415,7 @@ void ServedLane::handle(const Message& event) {
       if (!not_yet_.empty() || !deliver(event)) not_yet_.push_back(event);
       return;
     case What::broken:
-      break_off(Error(static_cast<Code>(std::clamp<uint8_t>(event.code, 1, 8)), event.words));
+      break_off(Error(code_from(event.code), event.words));
       return;
     default: return;
   }
