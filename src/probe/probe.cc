@@ -257,11 +257,11 @@ class Prober {
   }
 
   void handle(join::ControlChannel& from, const join::Frame& frame) {
-    join::Unpacker fields(frame.payload);
+    Unpacker fields(frame.payload);
     if (frame.type == join::Control::ping && is_root()) {
       int64_t t1 = recorder_.now().count;
       auto t0 = fields.number<int64_t>();
-      join::Packer answer;
+      Packer answer;
       answer.number(t0).number(t1).number(recorder_.now().count);
       from.send(join::Control::pong, answer);
     } else if (frame.type == join::Control::pong) {
@@ -292,7 +292,7 @@ class Prober {
 
   void send_ping() {
     if (is_root() || ping_out_) return;
-    join::Packer question;
+    Packer question;
     question.number(recorder_.now().count);
     mesh_.control[0]->send(join::Control::ping, question);
     ping_out_ = true;
@@ -301,7 +301,7 @@ class Prober {
   // Agrees on the next step. True when there is none.
   Result<bool> announce(uint32_t index, bool last) {
     if (is_root()) {
-      join::Packer words;
+      Packer words;
       words.number(index).number(uint8_t{last});
       for (const Counted& counted : counted_)
         words.number(counted.bytes)
@@ -315,7 +315,7 @@ class Prober {
     }
     give_up_ = clock_.now() + Nanos::from_seconds(10);
     while (!announced_) WEFT_TRY(turn());
-    join::Unpacker fields(announced_->payload);
+    Unpacker fields(announced_->payload);
     auto announced_index = fields.number<uint32_t>();
     bool finished = fields.number<uint8_t>() != 0;
     counted_.assign(mesh_.ranks, {});
@@ -438,7 +438,7 @@ class Prober {
   }
 
   Result<void> report(uint32_t index) {
-    join::Packer words;
+    Packer words;
     words.number(index)
         .number(own_.bytes)
         .number(own_.duration_ns)

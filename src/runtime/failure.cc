@@ -6,7 +6,6 @@
 namespace weft::runtime {
 
 using join::Control;
-using join::Packer;
 
 namespace {
 
@@ -73,7 +72,7 @@ void Group::Impl::fail(const Error& error, std::optional<Rank> blamed) {
 void Group::Impl::await_verdict(Nanos at) {
   while (auto frame = mesh.control[0]->receive()) {
     if (frame->type != Control::abort) continue;
-    join::Unpacker fields(frame->payload);
+    Unpacker fields(frame->payload);
     Code code = code_from(fields.number<uint8_t>());
     auto blamed = fields.number<uint32_t>();
     std::string reason = fields.string();

@@ -12,8 +12,6 @@ namespace weft::runtime {
 
 using join::Control;
 using join::Frame;
-using join::Packer;
-using join::Unpacker;
 
 namespace {
 

@@ -10,8 +10,6 @@ namespace weft::runtime {
 
 using Json = nlohmann::ordered_json;
 using join::Control;
-using join::Packer;
-using join::Unpacker;
 
 namespace {
 
