@@ -37,7 +37,8 @@ Outcome::Outcome(const Error& error) : message_(error.message()) {
     case Code::io:
     case Code::peer_lost:
     case Code::timeout:
-    case Code::cancelled: exit_code_ = kExitRunFailed; break;
+    case Code::cancelled:
+    case Code::exhausted: exit_code_ = kExitRunFailed; break;
   }
 }
 

@@ -393,14 +393,14 @@ class Simulator {
   void admit() {
     while (auto start = admission_.next()) {
       WEFT_CHECK(start->operation == iteration_of_.size());
+      auto operation = static_cast<uint32_t>(start->operation);  // a simulation has few
       iteration_of_.push_back(static_cast<uint32_t>(start->step));
       result_.order.push_back(start->piece);
       if (recording_ != nullptr)
-        recording_->admitted(start->operation, layout_.pieces[start->piece], iteration_of_.back(),
-                             now_);
+        recording_->admitted(operation, layout_.pieces[start->piece], iteration_of_.back(), now_);
       for (uint32_t r = 1; r < job_.ranks; ++r)
-        push(now_ + network_.begin_ns, What::begin, r, start->operation);
-      begin(0, start->operation);
+        push(now_ + network_.begin_ns, What::begin, r, operation);
+      begin(0, operation);
     }
   }
 
