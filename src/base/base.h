@@ -196,7 +196,9 @@ enum class Level : uint8_t { debug, info, warn, error };
 
 // `WEFT_LOG(join, info, "peer %u joined in %s", ...)`: lowercase, the exact cause, never on
 // the hot path. What is shown is set by the environment variable WEFT_LOG, for example
-// "join:debug,*:warn"; the default is "*:warn".
+// "join:debug,*:warn"; the default is "*:warn". Nobody waits for whoever reads stderr: lines that
+// it has no room for are kept, up to a bound, then left out and counted; so are more than 500 in a
+// second.
 #define WEFT_LOG(module, level, ...)                                 \
   do {                                                               \
     if (::weft::log_enabled(#module, ::weft::Level::level))          \
@@ -208,6 +210,8 @@ bool log_enabled(std::string_view module, Level level);
                                              ...);
 // What every line starts with after the time, "rank 3" for instance. Set once at start.
 void log_set_prefix(std::string prefix);
+// Tries again to write the lines that stderr had no room for. Never blocks.
+void log_flush();
 // Replaces stderr as the place where lines go; an empty function restores it.
 void log_set_sink(std::function<void(std::string_view line)> sink);
 

@@ -1,10 +1,19 @@
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
+#include <cerrno>
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
 #include <ctime>
+#include <deque>
 #include <mutex>
 
 #include "weft/base.h"
@@ -37,6 +46,95 @@ std::vector<Rule> parse_rules(std::string_view spec) {
   return rules;
 }
 
+// Writes what can be written now: bytes, or -errno. The file's own flags are shared with other
+// processes and stay as they are, so whether it would block is asked and not set.
+ssize_t write_now(int fd, std::string_view words) {
+  struct stat facts {};
+  if (::fstat(fd, &facts) != 0) return -errno;
+  auto outcome = [](ssize_t put) { return put >= 0 ? put : -errno; };
+  if (S_ISREG(facts.st_mode)) return outcome(::write(fd, words.data(), words.size()));
+  if (S_ISSOCK(facts.st_mode))
+    return outcome(::send(fd, words.data(), words.size(), MSG_DONTWAIT | MSG_NOSIGNAL));
+  pollfd ready{fd, POLLOUT, 0};
+  if (::poll(&ready, 1, 0) <= 0) return -EAGAIN;
+  if ((ready.revents & (POLLERR | POLLHUP | POLLNVAL)) != 0) return -EPIPE;
+  if ((ready.revents & POLLOUT) == 0) return -EAGAIN;
+  if (S_ISFIFO(facts.st_mode)) {
+    iovec part{const_cast<char*>(words.data()), words.size()};
+    ssize_t put = ::pwritev2(fd, &part, 1, -1, RWF_NOWAIT);
+    if (put >= 0 || (errno != EOPNOTSUPP && errno != ENOSYS && errno != EINVAL))
+      return outcome(put);
+    // A kernel that cannot promise it. Others may fill the pipe between asking and writing, so a
+    // good part of it must be free.
+    int unread = 0, size = ::fcntl(fd, F_GETPIPE_SZ);
+    if (::ioctl(fd, FIONREAD, &unread) != 0 || unread > size / 2) return -EAGAIN;
+  }
+  return outcome(::write(fd, words.data(), words.size()));
+}
+
+// Lines on their way to stderr. Nobody waits for its reader: what cannot be written stays here, and
+// what there is no place or time for is counted.
+class Output {
+ public:
+  void put(std::string line, Nanos now) {
+    flush(now);
+    if (waiting_.size() >= kWaitingLines || !may_write(now)) {
+      ++left_out_;
+      return;
+    }
+    if (left_out_ > 0) say_left_out();
+    waiting_.push_back(std::move(line));
+    write_waiting();
+  }
+
+  void flush(Nanos now) {
+    write_waiting();
+    if (waiting_.empty() && left_out_ > 0 && may_write(now)) {
+      say_left_out();
+      write_waiting();
+    }
+  }
+
+ private:
+  static constexpr size_t kWaitingLines = 256;
+  static constexpr double kLinesPerSecond = 500;  // and as many at once
+
+  bool may_write(Nanos now) {
+    budget_ = std::min(kLinesPerSecond,
+                       budget_ + std::max(0.0, (now - counted_).seconds()) * kLinesPerSecond);
+    counted_ = now;
+    if (budget_ < 1) return false;
+    budget_ -= 1;
+    return true;
+  }
+
+  void say_left_out() {
+    waiting_.push_back(
+        text("weft: %llu lines of the log were left out: they came faster than they "
+             "were read, or more than %.0f in a second\n",
+             static_cast<unsigned long long>(std::exchange(left_out_, 0)), kLinesPerSecond));
+  }
+
+  void write_waiting() {
+    while (!waiting_.empty()) {
+      // One write a line, so that lines of several processes do not mix.
+      std::string_view rest = std::string_view(waiting_.front()).substr(done_);
+      ssize_t put = write_now(STDERR_FILENO, rest);
+      if (put == -EAGAIN || put == -EWOULDBLOCK || put == -EINTR) return;
+      done_ += put > 0 ? static_cast<size_t>(put) : rest.size();  // nobody will ever read it
+      if (done_ < waiting_.front().size()) continue;
+      waiting_.pop_front();
+      done_ = 0;
+    }
+  }
+
+  std::deque<std::string> waiting_;
+  size_t done_ = 0;  // bytes of the first
+  uint64_t left_out_ = 0;
+  double budget_ = kLinesPerSecond;
+  Nanos counted_{0};
+};
+
 struct Log {
   std::mutex mutex;
   std::vector<Rule> rules;
@@ -44,10 +142,12 @@ struct Log {
   std::function<void(std::string_view)> sink;
   std::array<std::string, kKeptLines> kept;
   size_t written = 0;
+  Output output;
 
   Log() {
     const char* spec = std::getenv("WEFT_LOG");
     rules = parse_rules(spec != nullptr ? spec : "*:warn");
+    std::atexit(log_flush);
   }
 };
 
@@ -88,8 +188,13 @@ void log_write(const char* module, Level level, const char* format, ...) {
     return;
   }
   line += '\n';
-  // One write a line, so that lines of several processes do not mix.
-  [[maybe_unused]] ssize_t ignored = ::write(STDERR_FILENO, line.data(), line.size());
+  log.output.put(std::move(line), monotonic_clock().now());
+}
+
+void log_flush() {
+  Log& log = the_log();
+  std::lock_guard lock(log.mutex);
+  log.output.flush(monotonic_clock().now());
 }
 
 void log_set_prefix(std::string prefix) {
@@ -105,11 +210,13 @@ void log_set_sink(std::function<void(std::string_view)> sink) {
 }
 
 void check_failed(const char* file, int line, const char* condition) {
-  std::fprintf(stderr, "weft: broken invariant at %s:%d: %s\n", file, line, condition);
+  // An unread stderr must not keep the process from ending.
+  std::string words = text("weft: broken invariant at %s:%d: %s\n", file, line, condition);
+  write_now(STDERR_FILENO, words);
   Log& log = the_log();
   size_t first = log.written > kKeptLines ? log.written - kKeptLines : 0;
   for (size_t i = first; i < log.written; ++i)
-    std::fprintf(stderr, "  %s\n", log.kept[i % kKeptLines].c_str());
+    write_now(STDERR_FILENO, "  " + log.kept[i % kKeptLines] + "\n");
   std::abort();
 }
 
