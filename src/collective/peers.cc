@@ -45,8 +45,8 @@ Result<void> Engine::begin() {
   join::Links::Callbacks callbacks;
   callbacks.opened = [this](Rank rank, uint16_t number, std::unique_ptr<net::Socket> socket,
                             std::shared_ptr<lane::shm::Segment> shared) {
-    peers_[rank.index].out.push_back(
-        add_lane(true, rank, number, std::move(socket), std::move(shared)));
+    uint32_t lane = add_lane(true, rank, number, std::move(socket), std::move(shared));
+    if (!slots_[lane].broken) peers_[rank.index].out.push_back(lane);
   };
   callbacks.accepted = [this](Rank rank, uint16_t number, std::unique_ptr<net::Socket> socket,
                               std::shared_ptr<lane::shm::Segment> shared) {
@@ -134,7 +134,8 @@ void Engine::broke(uint32_t lane, Error error) {
   broken_.push_back(lane);
   if (halted_) return;
   if (error.code() != Code::peer_lost) {
-    on_lost_({slot.peer}, std::move(error));
+    // What this process may not have more of is nobody else's fault.
+    on_lost_(error.code() == Code::io ? mesh_.rank : Rank{slot.peer}, std::move(error));
     return;
   }
   if (slot.early) early_bytes_ -= slot.early->header.length;

@@ -52,7 +52,7 @@ class FaultyNetwork final : public net::Network {
             std::make_unique<Line>(*this, fault, std::move(socket)));
     return socket;
   }
-  std::unique_ptr<net::Reactor> reactor() override { return kernel_.reactor(); }
+  Result<std::unique_ptr<net::Reactor>> reactor() override { return kernel_.reactor(); }
   const Clock& clock() const override { return kernel_.clock(); }
   std::string machine() const override { return kernel_.machine(); }
 

@@ -49,7 +49,7 @@ Acceptor::Acceptor(net::Network& network, net::Reactor& reactor,
       listener_(std::move(listener)),
       secret_(std::move(secret)),
       on_connection_(std::move(on_connection)) {
-  reactor_.add(*listener_, EPOLLIN, this);
+  (void)reactor_.add(*listener_, EPOLLIN, this);
 }
 
 Acceptor::~Acceptor() {
@@ -60,7 +60,10 @@ Acceptor::~Acceptor() {
 uint16_t Acceptor::port() const { return listener_->local_port(); }
 
 void Acceptor::on_events(uint32_t) {
-  while (std::unique_ptr<net::Socket> socket = listener_->accept()) {
+  for (;;) {
+    auto accepted = listener_->accept();
+    if (!accepted || !*accepted) return;
+    std::unique_ptr<net::Socket> socket = std::move(*accepted);
     if (pending_.size() >= kMaxPending) {
       ++refused_;
       WEFT_LOG(join, warn, "refused a connection from %s: %zu others are still unproved",
@@ -69,7 +72,7 @@ void Acceptor::on_events(uint32_t) {
     }
     auto pending = std::make_unique<Pending>(*this, std::move(socket));
     Pending* raw = pending.get();
-    reactor_.add(*raw->socket_, EPOLLIN | EPOLLOUT, raw);
+    (void)reactor_.add(*raw->socket_, EPOLLIN | EPOLLOUT, raw);
     pending_.push_back(std::move(pending));
   }
 }

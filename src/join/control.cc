@@ -14,7 +14,7 @@ constexpr size_t kFrameHead = 5;  // length (4), type (1)
 ControlChannel::ControlChannel(net::Reactor& reactor, std::unique_ptr<net::Socket> socket,
                                Rank peer)
     : reactor_(reactor), socket_(std::move(socket)), peer_(peer) {
-  reactor_.add(*socket_, EPOLLIN, this);
+  if (auto added = reactor_.add(*socket_, EPOLLIN, this); !added) fail(std::move(added).error());
 }
 
 ControlChannel::~ControlChannel() {

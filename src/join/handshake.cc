@@ -197,7 +197,8 @@ void Dial::attempt() {
   connecting_ = true;
   retry_at_ = {0};
   handshake_ = std::make_unique<Handshake>(Handshake::Role::connector, secret_, hello_);
-  reactor_.add(*socket_, EPOLLOUT, this);
+  if (auto added = reactor_.add(*socket_, EPOLLOUT, this); !added)
+    give_up_attempt(added.error().message());
 }
 
 void Dial::give_up_attempt(std::string problem) {

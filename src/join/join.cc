@@ -51,7 +51,6 @@ class Joiner {
     mesh_.network = &network_;
     mesh_.secret = options.secret;
     mesh_.agreement = options.agreement;
-    mesh_.reactor = network_.reactor();
     mesh_.members.resize(options.ranks);
     mesh_.early = std::make_shared<EarlyLanes>();
     mesh_.control.resize(is_root() ? options.ranks : 1);
@@ -61,6 +60,7 @@ class Joiner {
   }
 
   Result<Mesh> run() {
+    WEFT_ASSIGN(mesh_.reactor, network_.reactor());
     auto met = is_root() ? gather() : register_with_root();
     if (met && mesh_.ranks > 1) met = open_probe();
     if (met) met = agree_to_go();
@@ -520,7 +520,7 @@ Result<Mesh> meet(const Options& options) {
     alone.rank = options.rank;
     alone.network = options.network != nullptr ? options.network : &net::kernel_network();
     alone.members = {{0, options.host, 0, "", 0}};
-    alone.reactor = alone.network->reactor();
+    WEFT_ASSIGN(alone.reactor, alone.network->reactor());
     return alone;
   }
   auto mesh = Joiner(options).run();
@@ -532,7 +532,7 @@ Result<std::unique_ptr<net::Socket>> call(const std::string& address, const std:
                                           Purpose purpose, Nanos deadline) {
   WEFT_ASSIGN(net::HostPort place, net::split(address));
   net::Network& network = net::kernel_network();
-  auto reactor = network.reactor();
+  WEFT_ASSIGN(auto reactor, network.reactor());
   Hello hello;
   hello.purpose = purpose;
   Dial dial(network, *reactor, place.host, place.port, secret, hello);

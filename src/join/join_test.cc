@@ -113,7 +113,7 @@ TEST(Join, tells_every_rank_where_the_others_are) {
 TEST(Join, a_survivor_that_calls_between_two_groups_is_served) {
   auto made = net::kernel_network().listen("127.0.0.1", 0);
   ASSERT_TRUE(made.ok()) << made.error().message();
-  auto old_reactor = net::kernel_network().reactor();
+  auto old_reactor = new_reactor();
   auto old = std::make_unique<Acceptor>(
       net::kernel_network(), *old_reactor, std::move(*made), kSecret,
       [](std::unique_ptr<net::Socket>&, const Hello&) -> Result<void> {

@@ -71,7 +71,10 @@ Lane::Lane(Role role, net::Reactor& reactor, std::unique_ptr<net::Socket> socket
     if (offered_) socket_ = shm::reader(std::move(socket_), std::move(offered_));
   }
   interest_ = EPOLLIN;
-  reactor_.add(*socket_, interest_, this);
+  if (auto added = reactor_.add(*socket_, interest_, this); !added) {
+    fail(std::move(added).error());
+    return;
+  }
   update_interest();
 }
 
@@ -279,7 +282,7 @@ void Lane::attach() {
   reactor_.remove(*socket_);
   socket_ = shm::writer(std::move(socket_), std::move(offered_));
   interest_ = EPOLLIN;
-  reactor_.add(*socket_, interest_, this);
+  if (auto added = reactor_.add(*socket_, interest_, this); !added) fail(std::move(added).error());
 }
 
 std::vector<Lane::Unsettled> Lane::take_unsettled() {

@@ -17,6 +17,6 @@ struct Address {
 Result<Address> resolve(const std::string& host, uint16_t port);
 std::string host_of(const Address& address);
 std::string to_text(const Address& address);
-std::unique_ptr<Reactor> make_reactor();
+Result<std::unique_ptr<Reactor>> make_reactor();
 
 }  // namespace weft::net

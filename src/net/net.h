@@ -39,11 +39,14 @@ class Socket {
   // Bytes moved; 0 from receive() is the end of the connection; -errno otherwise.
   virtual ssize_t send(const iovec* parts, size_t count) = 0;
   virtual ssize_t receive(const iovec* parts, size_t count) = 0;
-  virtual std::unique_ptr<Socket> accept() { return nullptr; }
+  // The next one who called; null if nobody waits. An error is this process's: it lacks
+  // descriptors or memory, and whoever called waits on.
+  virtual Result<std::unique_ptr<Socket>> accept() { return std::unique_ptr<Socket>(); }
   virtual int connect_outcome() { return 0; }  // errno of an attempt that has ended
   virtual std::string local_host() const = 0;
   virtual uint16_t local_port() const { return 0; }
-  virtual std::string peer() const = 0;
+  virtual std::string peer() const = 0;  // "host:port"; known also when the connection was reset
+  virtual std::string peer_host() const { return peer(); }
   virtual void limit_unsent(uint32_t bytes) { (void)bytes; }
   virtual void limit_rate(double bytes_per_s) { (void)bytes_per_s; }
   virtual std::optional<TcpInfo> tcp_info() const { return std::nullopt; }
@@ -74,8 +77,8 @@ class Reactor {
 
   virtual ~Reactor() = default;
   // Level-triggered; `events` are EPOLLIN and EPOLLOUT. Handler and socket must outlive their
-  // place here.
-  virtual void add(Socket& socket, uint32_t events, Handler* handler) = 0;
+  // place here. Fails when this process or its user may not watch more.
+  virtual Result<void> add(Socket& socket, uint32_t events, Handler* handler) = 0;
   virtual void modify(Socket& socket, uint32_t events, Handler* handler) = 0;
   virtual void remove(Socket& socket) = 0;
   // Waits for events at most `timeout`, and calls their handlers. True if there were any.
@@ -89,15 +92,19 @@ class Network {
  public:
   virtual ~Network() = default;
   virtual Result<std::unique_ptr<Socket>> listen(const std::string& host, uint16_t port) = 0;
-  // Starts a connection; it is open, or failed, when the socket is writable.
+  // Starts a connection; it is open, or failed, when the socket is writable. An error that is this
+  // process's own (no descriptors, no such address here) has the code io; one of the way there,
+  // peer_lost; a name that nobody knows, not_found.
   virtual Result<std::unique_ptr<Socket>> connect(const std::string& host, uint16_t port) = 0;
-  virtual std::unique_ptr<Reactor> reactor() = 0;
+  virtual Result<std::unique_ptr<Reactor>> reactor() = 0;
   virtual const Clock& clock() const = 0;
   // Ranks that say the same word can share memory; empty: nobody can.
   virtual std::string machine() const = 0;
 };
 // The kernel's.
 Network& kernel_network();
+// What a system call of this process met, and what to do if that is one of its limits.
+[[gnu::format(printf, 2, 3)]] Error own_error(int error_number, const char* format, ...);
 std::unique_ptr<Socket> adopt(Fd connected);
 
 // ---- forked children ---------------------------------------------------------------------

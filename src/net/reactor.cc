@@ -16,19 +16,26 @@ constexpr Nanos kLongestWait = Nanos::from_seconds(60);  // milliseconds in an i
 // epoll, and beside it the sockets whose bytes go through memory: those are looked at directly.
 class EpollReactor final : public Reactor {
  public:
-  EpollReactor()
-      : epoll_(epoll_create1(EPOLL_CLOEXEC)), wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
-    WEFT_CHECK(epoll_ && wake_);
-    control(EPOLL_CTL_ADD, wake_.get(), EPOLLIN, nullptr);
+  Result<void> begin() {
+    epoll_ = Fd(epoll_create1(EPOLL_CLOEXEC));
+    if (!epoll_) return own_error(errno, "cannot wait for connections");
+    wake_ = Fd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+    if (!wake_) return own_error(errno, "cannot wait for connections");
+    if (control(EPOLL_CTL_ADD, wake_.get(), EPOLLIN, nullptr) != 0)
+      return own_error(errno, "cannot wait for connections");
+    return {};
   }
 
-  void add(Socket& socket, uint32_t events, Handler* handler) override {
-    control(EPOLL_CTL_ADD, socket.fd(), kernel_events(socket, events), handler);
+  Result<void> add(Socket& socket, uint32_t events, Handler* handler) override {
+    if (control(EPOLL_CTL_ADD, socket.fd(), kernel_events(socket, events), handler) != 0)
+      return own_error(errno, "cannot watch a connection");
     if (socket.shared()) shared_.push_back({&socket, events, handler});
+    return {};
   }
   void modify(Socket& socket, uint32_t events, Handler* handler) override {
     if (!socket.shared()) {
-      control(EPOLL_CTL_MOD, socket.fd(), events, handler);
+      // What is watched already takes nothing more.
+      WEFT_CHECK(control(EPOLL_CTL_MOD, socket.fd(), events, handler) == 0);
       return;
     }
     for (Shared& place : shared_)
@@ -84,11 +91,11 @@ class EpollReactor final : public Reactor {
     return socket.shared() ? static_cast<uint32_t>(EPOLLIN) : events;
   }
 
-  void control(int what, int fd, uint32_t events, Handler* handler) {
+  int control(int what, int fd, uint32_t events, Handler* handler) {
     epoll_event event{};
     event.events = events;
     event.data.ptr = handler;
-    WEFT_CHECK(epoll_ctl(epoll_.get(), what, fd, &event) == 0);
+    return epoll_ctl(epoll_.get(), what, fd, &event);
   }
 
   bool serve_shared(bool sleeping) {
@@ -116,6 +123,10 @@ class EpollReactor final : public Reactor {
 
 }  // namespace
 
-std::unique_ptr<Reactor> make_reactor() { return std::make_unique<EpollReactor>(); }
+Result<std::unique_ptr<Reactor>> make_reactor() {
+  auto made = std::make_unique<EpollReactor>();
+  WEFT_TRY(made->begin());
+  return std::unique_ptr<Reactor>(std::move(made));
+}
 
 }  // namespace weft::net

@@ -42,17 +42,18 @@ TEST(Simulated, bytes_of_a_connection_arrive_in_order_however_they_are_cut) {
         decltype(step)& body;
         bool more = true;
       } handler(step);
-      reactor.add(socket, events, &handler);
+      EXPECT_TRUE(reactor.add(socket, events, &handler));
       while (handler.more) reactor.run_once(Nanos::from_seconds(1));
       reactor.remove(socket);
     };
     auto outcome = world.run({[&] {
                                 Network& network = world.network_of({0});
                                 auto listener = network.listen(World::address_of({0}), kPort);
-                                auto reactor = network.reactor();
+                                auto reactor = std::move(network.reactor()).value();
                                 std::unique_ptr<Socket> socket;
                                 turn_with(*reactor, **listener, EPOLLIN, [&] {
-                                  return (socket = (*listener)->accept()) == nullptr;
+                                  socket = std::move((*listener)->accept()).value();
+                                  return socket == nullptr;
                                 });
                                 turn_with(*reactor, *socket, EPOLLIN, [&] {
                                   std::array<std::byte, 50000> bytes;
@@ -66,7 +67,7 @@ TEST(Simulated, bytes_of_a_connection_arrive_in_order_however_they_are_cut) {
                               },
                               [&] {
                                 Network& network = world.network_of({1});
-                                auto reactor = network.reactor();
+                                auto reactor = std::move(network.reactor()).value();
                                 reactor->run_once(Nanos::from_millis(1));
                                 auto socket = network.connect(World::address_of({0}), kPort);
                                 size_t sent = 0;
@@ -86,7 +87,7 @@ TEST(Simulated, bytes_of_a_connection_arrive_in_order_however_they_are_cut) {
 TEST(Simulated, says_who_waits_when_nobody_can_go_on) {
   World world(world_of(2, 1));
   auto wait_for_ever = [&](uint32_t rank) {
-    auto reactor = world.network_of({rank}).reactor();
+    auto reactor = std::move(world.network_of({rank}).reactor()).value();
     // Until the world ends; then it is told at once.
     while (!world.died({rank})) reactor->run_once(sim::kForever);
   };
@@ -98,7 +99,7 @@ TEST(Simulated, says_who_waits_when_nobody_can_go_on) {
   bounded.steps_max = 1000;
   World busy(bounded);
   outcome = busy.run({[&] {
-    auto reactor = busy.network_of({0}).reactor();
+    auto reactor = std::move(busy.network_of({0}).reactor()).value();
     for (;;) reactor->run_once(Nanos{0});  // ended by force
   }});
   EXPECT_FALSE(outcome.complete);

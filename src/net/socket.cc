@@ -7,11 +7,14 @@
 #include <net/if.h>
 #include <netdb.h>
 #include <netinet/in.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <charconv>
+#include <cstdarg>
+#include <cstdio>
 #include <cstring>
 #include <set>
 
@@ -23,10 +26,13 @@ constexpr unsigned kUserTimeoutMs = 20'000;
 // Inside one machine a connection has no distance to fill: what lies in the kernel only falls out
 // of the caches before it is read. (The kernel doubles this.)
 constexpr int kLocalBuffer = 128 << 10;
+// Who calls waits here for its turn; the kernel has a limit of its own (net.core.somaxconn).
+constexpr int kBacklog = 4096;
 
 class TcpSocket final : public Socket {
  public:
-  explicit TcpSocket(Fd fd) : fd_(std::move(fd)), kept_(fd_.get()) {}
+  explicit TcpSocket(Fd fd, const Address& peer = {})
+      : fd_(std::move(fd)), peer_(peer), kept_(fd_.get()) {}
 
   ssize_t send(const iovec* parts, size_t count) override {
     return move(parts, count, [this](msghdr& message) {
@@ -37,11 +43,24 @@ class TcpSocket final : public Socket {
     return move(parts, count,
                 [this](msghdr& message) { return ::recvmsg(fd_.get(), &message, MSG_DONTWAIT); });
   }
-  std::unique_ptr<Socket> accept() override {
-    Fd connected(::accept4(fd_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-    if (!connected) return nullptr;
-    tune(connected.get());
-    return std::make_unique<TcpSocket>(std::move(connected));
+  Result<std::unique_ptr<Socket>> accept() override {
+    for (;;) {
+      // A connection that was reset since knows its address no more: this call still does.
+      Address from;
+      from.size = sizeof from.storage;
+      Fd connected(::accept4(fd_.get(), reinterpret_cast<sockaddr*>(&from.storage), &from.size,
+                             SOCK_CLOEXEC | SOCK_NONBLOCK));
+      if (connected) {
+        tune(connected.get());
+        return std::unique_ptr<Socket>(std::make_unique<TcpSocket>(std::move(connected), from));
+      }
+      if (errno == EAGAIN || errno == EWOULDBLOCK) return std::unique_ptr<Socket>();
+      if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM)
+        return own_error(errno, "cannot accept a connection");
+      // Otherwise it is that connection which failed, and the next may not.
+      if (errno == EBADF || errno == EINVAL || errno == ENOTSOCK || errno == EOPNOTSUPP)
+        return own_error(errno, "cannot accept connections");
+    }
   }
   int connect_outcome() override {
     int outcome = 0;
@@ -57,11 +76,12 @@ class TcpSocket final : public Socket {
                      : reinterpret_cast<const sockaddr_in*>(&address.storage)->sin_port);
   }
   std::string peer() const override {
-    Address address;
-    address.size = sizeof address.storage;
-    if (getpeername(fd_.get(), reinterpret_cast<sockaddr*>(&address.storage), &address.size) != 0)
-      return "an unknown address";
-    return to_text(address);
+    Address address = other_end();
+    return address.size > 0 ? to_text(address) : "an unknown address";
+  }
+  std::string peer_host() const override {
+    Address address = other_end();
+    return address.size > 0 ? host_of(address) : "an unknown address";
   }
   void limit_unsent(uint32_t bytes) override {
     auto limit = static_cast<int>(bytes);
@@ -87,11 +107,8 @@ class TcpSocket final : public Socket {
   }
   int fd() const override { return fd_.get(); }
   bool inside_machine() const override {
-    Address other;
-    other.size = sizeof other.storage;
-    if (getpeername(fd_.get(), reinterpret_cast<sockaddr*>(&other.storage), &other.size) != 0)
-      return false;
-    return host_of(other) == local_host();
+    Address other = other_end();
+    return other.size > 0 && host_of(other) == local_host();
   }
 
   static void tune(int fd) {
@@ -120,7 +137,18 @@ class TcpSocket final : public Socket {
     return address;
   }
 
+  // Empty if that cannot be known any more.
+  Address other_end() const {
+    if (peer_.size > 0) return peer_;
+    Address address;
+    address.size = sizeof address.storage;
+    if (getpeername(fd_.get(), reinterpret_cast<sockaddr*>(&address.storage), &address.size) != 0)
+      address.size = 0;
+    return address;
+  }
+
   Fd fd_;
+  Address peer_;  // of an accepted connection
   KeptFromChildren kept_;  // goes first
 };
 
@@ -142,23 +170,27 @@ class KernelNetwork final : public Network {
   Result<std::unique_ptr<Socket>> listen(const std::string& host, uint16_t port) override {
     WEFT_ASSIGN(Address address, resolve(host, port));
     Fd fd(::socket(address.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-    if (!fd) return io_error(errno, "cannot make a socket");
+    if (!fd) return own_error(errno, "cannot make a socket");
     int yes = 1;
     setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
-    if (::bind(fd.get(), address.raw(), address.size) != 0 || ::listen(fd.get(), 1024) != 0)
+    if (::bind(fd.get(), address.raw(), address.size) != 0 || ::listen(fd.get(), kBacklog) != 0)
       return io_error(errno, "cannot listen on %s", to_text(address).c_str());
     return std::unique_ptr<Socket>(std::make_unique<TcpSocket>(std::move(fd)));
   }
   Result<std::unique_ptr<Socket>> connect(const std::string& host, uint16_t port) override {
     WEFT_ASSIGN(Address address, resolve(host, port));
     Fd fd(::socket(address.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-    if (!fd) return io_error(errno, "cannot make a socket");
+    if (!fd) return own_error(errno, "cannot make a socket");
     TcpSocket::tune(fd.get());
-    if (::connect(fd.get(), address.raw(), address.size) != 0 && errno != EINPROGRESS)
-      return io_error(errno, "cannot connect to %s", to_text(address).c_str());
+    if (::connect(fd.get(), address.raw(), address.size) != 0 && errno != EINPROGRESS) {
+      if (errno == EADDRNOTAVAIL || errno == EADDRINUSE || errno == ENOBUFS || errno == ENOMEM)
+        return own_error(errno, "cannot connect to %s", to_text(address).c_str());
+      return error(Code::peer_lost, "cannot connect to %s: %s", to_text(address).c_str(),
+                   std::strerror(errno));
+    }
     return std::unique_ptr<Socket>(std::make_unique<TcpSocket>(std::move(fd)));
   }
-  std::unique_ptr<Reactor> reactor() override { return make_reactor(); }
+  Result<std::unique_ptr<Reactor>> reactor() override { return make_reactor(); }
   const Clock& clock() const override { return monotonic_clock(); }
   std::string machine() const override { return machine_word(); }
 };
@@ -246,6 +278,25 @@ Result<std::string> address_of_interface(const std::string& interface, const std
   for (const std::string& name : names) list_of_names += (list_of_names.empty() ? "" : ", ") + name;
   return error(Code::not_found, "no interface \"%s\" with an address that reaches %s; there are %s",
                interface.c_str(), like.c_str(), list_of_names.c_str());
+}
+
+Error own_error(int error_number, const char* format, ...) {
+  va_list arguments;
+  va_start(arguments, format);
+  char what[256];
+  std::vsnprintf(what, sizeof what, format, arguments);
+  va_end(arguments);
+  std::string words = text("%s: %s", what, std::strerror(error_number));
+  rlimit files{};
+  if (error_number == EMFILE && getrlimit(RLIMIT_NOFILE, &files) == 0)
+    words += text("; this process may have %llu (ulimit -n): raise that limit, or use fewer lanes",
+                  static_cast<unsigned long long>(files.rlim_cur));
+  if (error_number == ENFILE) words += "; the whole host has no more (sysctl fs.file-max)";
+  if (error_number == ENOSPC)
+    words += "; this user may not watch more files (sysctl fs.epoll.max_user_watches)";
+  if (error_number == EADDRNOTAVAIL || error_number == EADDRINUSE)
+    words += "; this host may have no free ports (sysctl net.ipv4.ip_local_port_range)";
+  return {Code::io, std::move(words)};
 }
 
 Network& kernel_network() {

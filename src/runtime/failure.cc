@@ -424,7 +424,7 @@ Result<std::unique_ptr<Group>> Group::rebuild(Nanos settle) {
     old.mesh.acceptor.reset();
   }
   options.probe = false;
-  auto reactor = old.mesh.network->reactor();
+  WEFT_ASSIGN(auto reactor, old.mesh.network->reactor());
   Nanos until = old.now() + options.join_deadline;
   for (;;) {
     auto impl = Impl::join(options, old.recorder, old.epoch + 1, survivors);

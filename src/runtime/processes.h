@@ -107,8 +107,9 @@ class SilentNetwork final : public net::Network {
     WEFT_ASSIGN(auto socket, kernel_.connect(host, port));
     return wrap(std::move(socket));
   }
-  std::unique_ptr<net::Reactor> reactor() override {
-    return std::make_unique<Turns>(kernel_.reactor());
+  Result<std::unique_ptr<net::Reactor>> reactor() override {
+    WEFT_ASSIGN(auto inner, kernel_.reactor());
+    return std::unique_ptr<net::Reactor>(std::make_unique<Turns>(std::move(inner)));
   }
   const Clock& clock() const override { return kernel_.clock(); }
   std::string machine() const override { return kernel_.machine(); }
@@ -118,8 +119,8 @@ class SilentNetwork final : public net::Network {
   class Turns final : public net::Reactor {
    public:
     explicit Turns(std::unique_ptr<net::Reactor> inner) : inner_(std::move(inner)) {}
-    void add(net::Socket& socket, uint32_t events, Handler* handler) override {
-      inner_->add(socket, events, handler);
+    Result<void> add(net::Socket& socket, uint32_t events, Handler* handler) override {
+      return inner_->add(socket, events, handler);
     }
     void modify(net::Socket& socket, uint32_t events, Handler* handler) override {
       inner_->modify(socket, events, handler);
@@ -143,9 +144,9 @@ class SilentNetwork final : public net::Network {
     ssize_t receive(const iovec* parts, size_t count) override {
       return silent ? -EAGAIN : inner_->receive(parts, count);
     }
-    std::unique_ptr<net::Socket> accept() override {
-      if (silent) return nullptr;
-      auto socket = inner_->accept();
+    Result<std::unique_ptr<net::Socket>> accept() override {
+      if (silent) return std::unique_ptr<net::Socket>();
+      WEFT_ASSIGN(auto socket, inner_->accept());
       return socket ? wrap(std::move(socket)) : nullptr;
     }
     int connect_outcome() override { return inner_->connect_outcome(); }

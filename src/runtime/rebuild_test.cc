@@ -50,7 +50,7 @@ struct Report {
 Result<void> survive(Group& group, Nanos thinks, net::Network& network, Report& report) {
   std::vector<float> data(1000, 1);
   while (group.all_reduce(data)) continue;
-  network.reactor()->run_once(thinks);
+  (*network.reactor())->run_once(thinks);
   WEFT_ASSIGN(auto smaller, group.rebuild(kSettle));
   report.ranks = smaller->ranks();
   std::vector<float> sum(100, 1);

@@ -149,7 +149,7 @@ Result<std::string> ask_status(const std::string& address, const std::string& se
                                Nanos deadline) {
   WEFT_ASSIGN(std::unique_ptr<net::Socket> socket,
               join::call(address, secret, join::Purpose::status, deadline));
-  auto reactor = net::kernel_network().reactor();
+  WEFT_ASSIGN(auto reactor, net::kernel_network().reactor());
   join::ControlChannel channel(*reactor, std::move(socket), Rank{0});
   Nanos until = monotonic_clock().now() + deadline;
   for (;;) {

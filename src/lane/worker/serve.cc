@@ -26,17 +26,18 @@ Nanos thread_time() {
 
 class Server final : public ChunkHandler, net::Reactor::Handler {
  public:
-  Server(std::byte* base, int channel, Bell& bell_in, Bell& bell_out)
+  Server(std::byte* base, int channel, Bell& bell_in, Bell& bell_out,
+         std::unique_ptr<net::Reactor> reactor)
       : head_(*reinterpret_cast<Head*>(base)),
         facts_(head_.facts),
         buffers_(base + buffers_at()),
         channel_(channel),
         bell_in_(bell_in),
         bell_out_(bell_out),
-        reactor_(net::kernel_network().reactor()) {
+        reactor_(std::move(reactor)) {
     for (uint32_t i = 0; i < facts_.receive_buffers; ++i) free_.push_back(facts_.send_buffers + i);
-    reactor_->add(bell_in_, EPOLLIN, this);
   }
+  Result<void> begin() { return reactor_->add(bell_in_, EPOLLIN, this); }
   ~Server() override {
     lanes_.clear();
     reactor_->remove(bell_in_);
@@ -249,7 +250,17 @@ void Bell::quiet() {
 }
 
 int serve(std::byte* base, int channel, Bell& bell_in, Bell& bell_out) {
-  Server(base, channel, bell_in, bell_out).run();
+  auto reactor = net::kernel_network().reactor();
+  if (!reactor) {
+    WEFT_LOG(lane, error, "a lane worker cannot begin: %s", reactor.error().message().c_str());
+    return 1;
+  }
+  Server server(base, channel, bell_in, bell_out, std::move(*reactor));
+  if (auto begun = server.begin(); !begun) {
+    WEFT_LOG(lane, error, "a lane worker cannot begin: %s", begun.error().message().c_str());
+    return 1;
+  }
+  server.run();
   return 0;
 }
 

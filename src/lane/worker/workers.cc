@@ -239,9 +239,9 @@ Result<void> Worker::start(LaneWorkers::Kind kind, const Facts& facts, const std
     other_end_.reset();
     channel_watch_ =
         std::make_unique<worker::Bell>(Fd(::fcntl(channel_.get(), F_DUPFD_CLOEXEC, 3)));
-    reactor_.add(*channel_watch_, 0, &end_);  // EPOLLHUP needs no asking
+    WEFT_TRY(reactor_.add(*channel_watch_, 0, &end_));  // EPOLLHUP needs no asking
   }
-  reactor_.add(*bell_out_, EPOLLIN, this);
+  WEFT_TRY(reactor_.add(*bell_out_, EPOLLIN, this));
   registered_ = true;
   return {};
 }

@@ -95,10 +95,11 @@ class ListenSocket final : public SimSocket {
   ~ListenSocket() override { world_.wire().stop_listening(rank_, port_); }
   ssize_t send(const iovec*, size_t) override { return -ENOTCONN; }
   ssize_t receive(const iovec*, size_t) override { return -ENOTCONN; }
-  std::unique_ptr<Socket> accept() override {
+  Result<std::unique_ptr<Socket>> accept() override {
     auto connection = world_.wire().accept(rank_, port_);
-    if (!connection) return nullptr;
-    return std::make_unique<StreamSocket>(world_, std::move(connection), 1);
+    if (!connection) return std::unique_ptr<Socket>();
+    return std::unique_ptr<Socket>(
+        std::make_unique<StreamSocket>(world_, std::move(connection), 1));
   }
   std::string local_host() const override { return World::address_of({rank_}); }
   uint16_t local_port() const override { return port_; }
@@ -117,10 +118,11 @@ class SimReactor final : public Reactor {
  public:
   SimReactor(World::Impl& world, uint32_t rank) : world_(world), rank_(rank) {}
 
-  void add(Socket& socket, uint32_t events, Handler* handler) override {
+  Result<void> add(Socket& socket, uint32_t events, Handler* handler) override {
     auto* known = dynamic_cast<SimSocket*>(&socket);
     WEFT_CHECK(known != nullptr);
     places_.push_back({known, events, handler});
+    return {};
   }
   void modify(Socket& socket, uint32_t events, Handler* handler) override {
     auto found = std::find_if(places_.begin(), places_.end(),
@@ -196,8 +198,8 @@ class RankNetwork final : public Network, private Clock {
             std::make_unique<StreamSocket>(world_, world_.wire().call(rank_, other, port), 0));
     return error(Code::not_found, "cannot find host \"%s\"", host.c_str());
   }
-  std::unique_ptr<Reactor> reactor() override {
-    return std::make_unique<SimReactor>(world_, rank_);
+  Result<std::unique_ptr<Reactor>> reactor() override {
+    return std::unique_ptr<Reactor>(std::make_unique<SimReactor>(world_, rank_));
   }
   const Clock& clock() const override { return *this; }
   std::string machine() const override { return {}; }

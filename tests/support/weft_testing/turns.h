@@ -5,7 +5,9 @@
 
 namespace weft {
 
-inline std::unique_ptr<net::Reactor> new_reactor() { return net::kernel_network().reactor(); }
+inline std::unique_ptr<net::Reactor> new_reactor() {
+  return std::move(net::kernel_network().reactor()).value();
+}
 
 // Turns the reactor until `done` says so; false after ten seconds.
 inline bool turn_until(net::Reactor& reactor, const std::function<bool()>& done) {
