@@ -93,6 +93,42 @@ TEST(Limits, what_cannot_be_watched_is_an_error) {
   reactor->remove(*socket);
 }
 
+// The first of a round removes the second, and a third takes over its descriptor.
+TEST(Reactor, tells_nobody_what_happened_to_another) {
+  auto reactor = new_reactor();
+  auto [one, one_end] = tcp_pair();
+  auto [two, two_end] = tcp_pair();
+  std::unique_ptr<Socket> first = adopt(std::move(one)), second = adopt(std::move(two)), third;
+  struct Counted final : Reactor::Handler {
+    void on_events(uint32_t) override {
+      ++times;
+      if (then) std::exchange(then, {})();
+    }
+    int times = 0;
+    std::function<void()> then;
+  } of_first, of_second, of_third;
+  int descriptor = second->fd();
+  Fd later(::dup(one_end.get()));
+  auto take_over = [&](std::unique_ptr<Socket>& gone) {
+    reactor->remove(*gone);
+    gone.reset();
+    third = adopt(Fd(::dup2(later.get(), descriptor)));
+    EXPECT_TRUE(reactor->add(*third, EPOLLIN, &of_third));
+  };
+  ASSERT_TRUE(reactor->add(*first, EPOLLIN, &of_first));
+  ASSERT_TRUE(reactor->add(*second, EPOLLIN, &of_second));
+  // Whichever comes first ends the second.
+  of_first.then = [&] { take_over(second); };
+  ASSERT_TRUE(send_all(one_end.get(), "x"));
+  ASSERT_TRUE(send_all(two_end.get(), "x"));
+  ASSERT_TRUE(turn_until(*reactor, [&] { return of_first.times > 0 && third != nullptr; }));
+  reactor->run_once(Nanos{0});
+  EXPECT_LE(of_second.times, 1) << "only if it was first";
+  EXPECT_EQ(of_third.times, 0) << "nothing came there";
+  reactor->remove(*first);
+  reactor->remove(*third);
+}
+
 TEST(Address, of_a_connection_is_known_after_it_was_reset) {
   auto listener = kernel_network().listen("127.0.0.1", 0);
   ASSERT_TRUE(listener);

@@ -21,21 +21,27 @@ class EpollReactor final : public Reactor {
     if (!epoll_) return own_error(errno, "cannot wait for connections");
     wake_ = Fd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
     if (!wake_) return own_error(errno, "cannot wait for connections");
-    if (control(EPOLL_CTL_ADD, wake_.get(), EPOLLIN, nullptr) != 0)
+    if (control(EPOLL_CTL_ADD, wake_.get(), EPOLLIN, kWake) != 0)
       return own_error(errno, "cannot wait for connections");
     return {};
   }
 
   Result<void> add(Socket& socket, uint32_t events, Handler* handler) override {
-    if (control(EPOLL_CTL_ADD, socket.fd(), kernel_events(socket, events), handler) != 0)
+    auto fd = static_cast<uint32_t>(socket.fd());
+    if (control(EPOLL_CTL_ADD, socket.fd(), kernel_events(socket, events), next_ << 32 | fd) != 0)
       return own_error(errno, "cannot watch a connection");
+    if (places_.size() <= fd) places_.resize(fd + 1);
+    places_[fd] = {handler, next_++};
     if (socket.shared()) shared_.push_back({&socket, events, handler});
     return {};
   }
   void modify(Socket& socket, uint32_t events, Handler* handler) override {
     if (!socket.shared()) {
       // What is watched already takes nothing more.
-      WEFT_CHECK(control(EPOLL_CTL_MOD, socket.fd(), events, handler) == 0);
+      Place& place = places_.at(static_cast<size_t>(socket.fd()));
+      place.handler = handler;
+      uint64_t word = place.number << 32 | static_cast<uint32_t>(socket.fd());
+      WEFT_CHECK(control(EPOLL_CTL_MOD, socket.fd(), events, word) == 0);
       return;
     }
     for (Shared& place : shared_)
@@ -43,6 +49,8 @@ class EpollReactor final : public Reactor {
   }
   void remove(Socket& socket) override {
     epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, socket.fd(), nullptr);
+    if (static_cast<size_t>(socket.fd()) < places_.size())
+      places_[static_cast<size_t>(socket.fd())] = {};
     std::erase_if(shared_, [&](const Shared& place) { return place.socket == &socket; });
     ++generation_;
   }
@@ -58,18 +66,17 @@ class EpollReactor final : public Reactor {
     int count =
         epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), milliseconds);
     if (count < 0) WEFT_CHECK(errno == EINTR);
-    uint64_t generation = generation_;
     for (int i = 0; i < count; ++i) {
       const epoll_event& event = events[static_cast<size_t>(i)];
-      if (event.data.ptr == nullptr) {
+      if (event.data.u64 == kWake) {
         uint64_t ignored;
         [[maybe_unused]] ssize_t got = ::read(wake_.get(), &ignored, sizeof ignored);
         continue;
       }
-      static_cast<Handler*>(event.data.ptr)->on_events(event.events);
-      // Something was unregistered: what is left of this round may point to it. Level triggering
-      // brings the rest again.
-      if (generation != generation_) return true;
+      // A handler before it in this round may have removed it, and another have its descriptor.
+      const Place& place = places_[static_cast<uint32_t>(event.data.u64)];
+      if (place.handler != nullptr && (place.number & 0xffffffff) == event.data.u64 >> 32)
+        place.handler->on_events(event.events);
     }
     return any || count > 0;
   }
@@ -80,6 +87,12 @@ class EpollReactor final : public Reactor {
   }
 
  private:
+  struct Place {
+    Handler* handler = nullptr;
+    uint64_t number = 0;
+  };
+  static constexpr uint64_t kWake = 0;
+
   struct Shared {
     Socket* socket;
     uint32_t events;
@@ -91,10 +104,10 @@ class EpollReactor final : public Reactor {
     return socket.shared() ? static_cast<uint32_t>(EPOLLIN) : events;
   }
 
-  int control(int what, int fd, uint32_t events, Handler* handler) {
+  int control(int what, int fd, uint32_t events, uint64_t word) {
     epoll_event event{};
     event.events = events;
-    event.data.ptr = handler;
+    event.data.u64 = word;
     return epoll_ctl(epoll_.get(), what, fd, &event);
   }
 
@@ -117,6 +130,8 @@ class EpollReactor final : public Reactor {
   // A child that removed its copies of sockets here would remove its parent's.
   KeptFromChildren epoll_kept_{epoll_.get()};
   KeptFromChildren wake_kept_{wake_.get()};
+  std::vector<Place> places_;  // by descriptor
+  uint64_t next_ = 1;          // of registrations; 32 bits of it tell two of one round apart
   std::vector<Shared> shared_;
   uint64_t generation_ = 0;  // grows when a handler is removed
 };
