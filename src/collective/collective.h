@@ -285,6 +285,7 @@ class Engine final : private lane::ChunkHandler {
   // peers.cc: lanes
   Result<void> start_workers();
   void open_lanes(uint32_t rank);
+  void replace_lane(Rank rank, uint16_t number);
   uint32_t add_lane(bool outgoing, Rank peer, uint16_t number, std::unique_ptr<net::Socket> socket,
                     std::shared_ptr<lane::shm::Segment> shared);
   void broke(uint32_t lane, Error error);

@@ -10,7 +10,7 @@ namespace {
 using testing::HasSubstr;
 using namespace testing_support;  // NOLINT(google-build-using-namespace): this module's own
 
-constexpr uint64_t kHandshake = 192;  // bytes that the opener of a lane sends before its chunks
+constexpr uint64_t kHandshake = 256;  // bytes that the opener of a lane sends before its chunks
 
 TEST(Loss, a_lane_that_breaks_is_replaced_and_nothing_is_lost) {
   // At the greeting, in a header, in a payload, between chunks, late; small chunks, which the lane

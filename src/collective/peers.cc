@@ -10,8 +10,10 @@ using lane::Lane;
 
 namespace {
 
-// A rank whose process lives accepts again within this time.
+// Nobody listens where the rank did: if its process lived, it would.
 constexpr Nanos kReopen = Nanos::from_seconds(3);
+// Somebody does, and is slow: many others may want something of it, strangers among them.
+constexpr Nanos kAnswer = Nanos::from_seconds(12);
 constexpr Nanos kReceipts = Nanos::from_millis(1);  // that a sender may wait for them
 constexpr size_t kRoundsPerPoll = 4;
 constexpr uint32_t kServedLanes = 32;  // for which a worker has buffers
@@ -51,8 +53,11 @@ Result<void> Engine::begin() {
   callbacks.accepted = [this](Rank rank, uint16_t number, std::unique_ptr<net::Socket> socket,
                               std::shared_ptr<lane::shm::Segment> shared) {
     // Data that comes when all is over finds no place.
-    if (!halted_) add_lane(false, rank, number, std::move(socket), std::move(shared));
+    if (halted_) return;
+    replace_lane(rank, number);
+    add_lane(false, rank, number, std::move(socket), std::move(shared));
   };
+  callbacks.misbehaved = [this](Rank rank, Error error) { on_lost_(rank, std::move(error)); };
   callbacks.asked = on_asked_;
   links_ = std::make_unique<join::Links>(mesh_, std::move(callbacks));
   return {};
@@ -107,6 +112,17 @@ uint32_t Engine::add_lane(bool outgoing, Rank rank, uint16_t number,
   if (!options_.check_inside_machine) made->trust_this_machine();
   slots_[index].lane = std::move(made);
   return index;
+}
+
+// A rank opens a lane again after it saw it break. What was on its way there comes again.
+void Engine::replace_lane(Rank rank, uint16_t number) {
+  for (uint32_t i = 0; i < slots_.size(); ++i) {
+    Slot& slot = slots_[i];
+    if (slot.outgoing || slot.peer != rank.index || slot.number != number) continue;
+    if (!slot.lane || slot.broken) continue;
+    slot.lane->halt();
+    broke(i, error(Code::peer_lost, "its sender opened it again"));
+  }
 }
 
 void Engine::prepare(Rank rank) { open_lanes(rank.index); }
@@ -181,9 +197,20 @@ void Engine::reap(Nanos now) {
       continue;
     }
     if (now - *to.down_since < kReopen) continue;
+    join::Links::Attempts attempts = links_->attempts({rank});
+    if (attempts.waiting) {
+      to.down_since = now;  // this rank had no time for it yet
+      continue;
+    }
+    Nanos patience = attempts.refused || attempts.own ? kReopen : kAnswer;
+    if (now - *to.down_since < patience) continue;
     to.down_since.reset();
-    on_lost_({rank}, error(Code::peer_lost, "no lane to it could be opened within %s: %s",
-                           format_duration(kReopen).c_str(), links_->problem({rank}).c_str()));
+    if (attempts.own)
+      on_lost_(mesh_.rank, std::move(*attempts.own).in(text("no lane to rank %u", rank)));
+    else
+      on_lost_({rank}, error(Code::peer_lost, "no lane to it could be opened within %s: %s",
+                             format_duration(patience).c_str(),
+                             attempts.problem.empty() ? "no answer" : attempts.problem.c_str()));
     return;
   }
 }

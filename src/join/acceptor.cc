@@ -1,14 +1,37 @@
+// The door: who is let in, and what those who are not may cost.
+//
+// Whoever has not proved the secret is a stranger, and strangers have little: a bounded number of
+// places, by the address that they come from and in all; a bounded number of admissions a second,
+// beyond which they wait in the kernel's queue; a few lines of the log. When there is no place, the
+// one goes that has been silent for longest. A member proves itself within a round trip, so it is
+// hardly ever the one; and if it is, it calls again.
 #include <sys/epoll.h>
+#include <sys/resource.h>
 
 #include <algorithm>
+#include <map>
 
 #include "handshake.h"
 #include "weft/join.h"
 
 namespace weft::join {
 namespace {
-constexpr size_t kMaxPending = 256;  // a stranger may not make us hold more
-constexpr Nanos kPatience = Nanos::from_seconds(5);
+
+constexpr Nanos kPatience = Nanos::from_seconds(3);  // with a stranger
+// Work for strangers takes a few percent of the driving thread at this rate. Whoever proves the
+// secret does not count.
+constexpr double kStrangersPerSecond = 3000;
+constexpr double kStrangersAtOnce = 512;
+constexpr int kAdmissionsPerTurn = 16;
+constexpr Nanos kWithoutDescriptors = Nanos::from_millis(100);
+
+// A stranger may not take the descriptors that the program needs.
+size_t places_in_all() {
+  rlimit files{};
+  if (getrlimit(RLIMIT_NOFILE, &files) != 0) return 64;
+  return std::clamp<size_t>(files.rlim_cur / 8, 64, 1024);
+}
+
 }  // namespace
 
 class Acceptor::Pending final : public net::Reactor::Handler {
@@ -16,65 +39,147 @@ class Acceptor::Pending final : public net::Reactor::Handler {
   Pending(Acceptor& owner, std::unique_ptr<net::Socket> socket)
       : owner_(owner),
         socket_(std::move(socket)),
-        from_(socket_->peer()),
-        handshake_(Handshake::Role::acceptor, owner.secret_, Hello{}),
+        handshake_(Handshake::Role::acceptor, owner.secret_, Hello{}, &owner.identity_),
         since_(owner.network_.clock().now()) {}
 
-  void on_events(uint32_t) override {
+  // Goes on as far as the connection allows; true when it is over, one way or the other.
+  bool advance() {
     auto finished = handshake_.advance(*socket_);
-    if (!finished) {
-      owner_.finish(this, std::move(finished).error());
-      return;
-    }
-    if (*finished) {
-      owner_.finish(this, handshake_.hello());
-      return;
-    }
-    uint32_t wanted = EPOLLIN | (handshake_.wants_write() ? static_cast<uint32_t>(EPOLLOUT) : 0u);
-    owner_.reactor_.modify(*socket_, wanted, this);
+    if (finished && !*finished) return false;
+    owner_.finish(this, finished ? Result<Hello>(handshake_.hello()) : std::move(finished).error());
+    return true;
+  }
+
+  void on_events(uint32_t) override {
+    if (!advance()) owner_.reactor_.modify(*socket_, wanted_events(), this);
+  }
+  uint32_t wanted_events() const {
+    return EPOLLIN | (handshake_.wants_write() ? static_cast<uint32_t>(EPOLLOUT) : 0u);
   }
 
   Acceptor& owner_;
   std::unique_ptr<net::Socket> socket_;
-  std::string from_;
+  size_t source_ = 0;  // a number for the address that it came from
   Handshake handshake_;
   Nanos since_;
 };
 
 Acceptor::Acceptor(net::Network& network, net::Reactor& reactor,
-                   std::shared_ptr<net::Socket> listener, std::string secret,
+                   std::shared_ptr<net::Socket> listener, std::string secret, Identity identity,
                    OnConnection on_connection)
     : network_(network),
       reactor_(reactor),
       listener_(std::move(listener)),
       secret_(std::move(secret)),
-      on_connection_(std::move(on_connection)) {
-  (void)reactor_.add(*listener_, EPOLLIN, this);
+      identity_(std::move(identity)),
+      on_connection_(std::move(on_connection)),
+      places_(places_in_all()),
+      budget_(kStrangersAtOnce),
+      budget_at_(network.clock().now()) {
+  watch();
 }
 
 Acceptor::~Acceptor() {
-  reactor_.remove(*listener_);
+  if (watched_) reactor_.remove(*listener_);
   for (auto& pending : pending_) reactor_.remove(*pending->socket_);
+  refusals_.sum_up();
 }
 
 uint16_t Acceptor::port() const { return listener_->local_port(); }
 
-void Acceptor::on_events(uint32_t) {
-  for (;;) {
-    auto accepted = listener_->accept();
-    if (!accepted || !*accepted) return;
-    std::unique_ptr<net::Socket> socket = std::move(*accepted);
-    if (pending_.size() >= kMaxPending) {
-      ++refused_;
-      WEFT_LOG(join, warn, "refused a connection from %s: %zu others are still unproved",
-               socket->peer().c_str(), pending_.size());
-      continue;
-    }
-    auto pending = std::make_unique<Pending>(*this, std::move(socket));
-    Pending* raw = pending.get();
-    (void)reactor_.add(*raw->socket_, EPOLLIN | EPOLLOUT, raw);
-    pending_.push_back(std::move(pending));
+void Acceptor::watch() {
+  if (watched_) {
+    reactor_.modify(*listener_, EPOLLIN, this);
+    return;
   }
+  auto added = reactor_.add(*listener_, EPOLLIN, this);
+  watched_ = added.ok();
+  if (!added) lack(std::move(added).error());
+}
+
+void Acceptor::rest(Nanos time) {
+  rests_until_ = network_.clock().now() + time;
+  if (watched_) reactor_.modify(*listener_, 0, this);
+}
+
+// This process may not have more. Whoever calls waits in the kernel's queue meanwhile.
+void Acceptor::lack(Error error) {
+  if (!problem_) WEFT_LOG(join, warn, "%s; whoever calls has to wait", error.message().c_str());
+  problem_ = std::move(error);
+  rest(kWithoutDescriptors);
+}
+
+void Acceptor::on_events(uint32_t) {
+  Nanos now = network_.clock().now();
+  budget_ = std::min(kStrangersAtOnce,
+                     budget_ + std::max(0.0, (now - budget_at_).seconds()) * kStrangersPerSecond);
+  budget_at_ = now;
+  for (int turn = 0; turn < kAdmissionsPerTurn; ++turn) {
+    if (budget_ < 1) {
+      rest(Nanos::from_millis(5));
+      return;
+    }
+    auto accepted = listener_->accept();
+    // A stranger who says nothing has what is missing here.
+    if (!accepted && evict(std::nullopt)) accepted = listener_->accept();
+    if (!accepted) {
+      lack(std::move(accepted).error());
+      return;
+    }
+    if (!*accepted) return;
+    admit(std::move(*accepted));
+    if (rests_until_) return;
+  }
+}
+
+void Acceptor::admit(std::unique_ptr<net::Socket> socket) {
+  budget_ -= 1;
+  pending_.push_back(std::make_unique<Pending>(*this, std::move(socket)));
+  Pending* raw = pending_.back().get();
+  // The challenge goes out at once, and whoever has hung up already is never watched.
+  if (raw->advance()) return;
+  raw->source_ = std::hash<std::string>{}(raw->socket_->peer_host());
+  make_room(raw->source_);
+  if (pending_.back().get() != raw) return;
+  auto added = reactor_.add(*raw->socket_, raw->wanted_events(), raw);
+  if (added) {
+    problem_.reset();
+    return;
+  }
+  std::erase_if(pending_, [&](const auto& held) { return held.get() == raw; });
+  lack(std::move(added).error());
+}
+
+void Acceptor::make_room(size_t source) {
+  auto own = static_cast<size_t>(std::count_if(
+      pending_.begin(), pending_.end(), [&](auto& held) { return held->source_ == source; }));
+  if (own > places_ / 2) {
+    evict(source);
+    return;
+  }
+  if (pending_.size() <= places_) return;
+  std::map<size_t, size_t> held;
+  for (auto& pending : pending_) ++held[pending->source_];
+  auto most = std::max_element(held.begin(), held.end(),
+                               [](auto& a, auto& b) { return a.second < b.second; });
+  evict(most->first);
+}
+
+// The one goes that came first of those that have said nothing; if all have spoken, the first.
+// Without a source: of all, and only one that is silent.
+bool Acceptor::evict(std::optional<size_t> source) {
+  Pending* victim = nullptr;
+  for (auto& pending : pending_) {
+    if (source && pending->source_ != *source) continue;
+    if (pending->handshake_.silent()) {
+      victim = pending.get();
+      break;
+    }
+    if (source && victim == nullptr) victim = pending.get();
+  }
+  if (victim == nullptr) return false;
+  finish(victim, error(Code::timeout, "did not prove the secret, and others came"));
+  return true;
 }
 
 void Acceptor::finish(Pending* pending, Result<Hello> outcome) {
@@ -83,33 +188,74 @@ void Acceptor::finish(Pending* pending, Result<Hello> outcome) {
                             [&](const auto& held) { return held.get() == pending; });
   WEFT_CHECK(found != pending_.end());
   std::unique_ptr<net::Socket> socket = std::move(pending->socket_);
-  std::string from = pending->from_;
   // The caller is a member function of *pending: it must outlive this call.
   ended_.push_back(std::move(*found));
   pending_.erase(found);
   if (!outcome) {
-    ++refused_;
-    WEFT_LOG(join, warn, "refused a connection from %s: it %s", from.c_str(),
-             outcome.error().message().c_str());
+    refuse(*socket, "", "it " + outcome.error().message());
     return;
   }
+  budget_ += 1;
   if (auto taken = on_connection_(socket, *outcome); !taken) {
-    ++refused_;
-    WEFT_LOG(join, warn, "refused a connection from %s (rank %u): %s", from.c_str(), outcome->rank,
-             taken.error().message().c_str());
+    // Who refuses does not take it.
+    refuse(*socket, text(" (rank %u)", outcome->rank), taken.error().message());
   }
+}
+
+void Acceptor::refuse(const net::Socket& socket, const std::string& rank, const std::string& why) {
+  ++refused_;
+  if (refusals_.may_say(network_.clock().now()))
+    WEFT_LOG(join, warn, "refused a connection from %s%s: %s", socket.peer().c_str(), rank.c_str(),
+             why.c_str());
+  else
+    refusals_.count(socket.peer_host());
 }
 
 void Acceptor::tick(Nanos now) {
   ended_.clear();
-  for (size_t i = 0; i < pending_.size();) {
-    Pending* pending = pending_[i].get();
-    if (now - pending->since_ > kPatience)
-      finish(pending, error(Code::timeout, "did not prove the secret within %s",
-                            format_duration(kPatience).c_str()));
-    else
-      ++i;
+  // They are in the order in which they came. If it was this thread that did not come to them,
+  // their proof is here by now.
+  while (!pending_.empty() && now - pending_.front()->since_ > kPatience) {
+    Pending* first = pending_.front().get();
+    if (!first->advance())
+      finish(first, error(Code::timeout, "did not prove the secret within %s",
+                          format_duration(kPatience).c_str()));
   }
+  if (rests_until_ && now >= *rests_until_) {
+    rests_until_.reset();
+    watch();
+  }
+  refusals_.tick(now);
+  log_flush();
+}
+
+// ---- what the log says of them -----------------------------------------------------------
+
+bool Refusals::may_say(Nanos now) {
+  tick(now);
+  if (!since_) since_ = now;
+  return said_++ < kLinesPerSecond;
+}
+
+void Refusals::count(std::string host) {
+  ++more_;
+  if (hosts_.size() < kHosts) hosts_.insert(std::move(host));
+}
+
+void Refusals::tick(Nanos now) {
+  if (!since_ || now - *since_ < Nanos::from_seconds(1)) return;
+  sum_up();
+  since_.reset();
+  said_ = 0;
+}
+
+void Refusals::sum_up() {
+  if (more_ == 0) return;
+  WEFT_LOG(join, warn, "refused %llu more connections from %s%zu address%s within a second",
+           static_cast<unsigned long long>(more_), hosts_.size() < kHosts ? "" : "at least ",
+           hosts_.size(), hosts_.size() == 1 ? "" : "es");
+  more_ = 0;
+  hosts_.clear();
 }
 
 }  // namespace weft::join

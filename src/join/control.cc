@@ -25,8 +25,12 @@ std::string ControlChannel::local_host() const { return socket_->local_host(); }
 
 void ControlChannel::send(Control type, const Packer& payload) {
   const std::vector<std::byte>& bytes = payload.bytes();
-  WEFT_CHECK(bytes.size() <= kMaxControlBytes);
   if (failure_) return;
+  if (bytes.size() > kMaxControlBytes) {
+    fail(error(Code::invalid_argument, "a control frame of %zu bytes is too long; %u are allowed",
+               bytes.size(), kMaxControlBytes));
+    return;
+  }
   auto length = static_cast<uint32_t>(bytes.size());
   std::array<std::byte, kFrameHead> head;
   std::memcpy(head.data(), &length, sizeof length);

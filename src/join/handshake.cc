@@ -27,9 +27,18 @@ struct WireHello {
   uint16_t lanes;
   char agreement[kMaxAgreement];
   char shared[kMaxShared];
-  uint8_t reserved[kHello - 16 - kMaxAgreement - kMaxShared];
+  uint64_t attempt;
+  uint32_t to;
+  char place[kMaxPlace];
 };
 static_assert(sizeof(WireHello) == kHello);
+
+// Words of a stranger do not reach the log as they are.
+std::string printable(std::string words) {
+  for (char& letter : words)
+    if (letter < 0x20 || letter > 0x7e) letter = '?';
+  return words;
+}
 
 // Words that follow a name: "it", or an address.
 Error ended(int error_number) {
@@ -52,6 +61,9 @@ std::array<std::byte, kHello> encode_hello(const Hello& hello) {
   std::memcpy(wire.agreement, hello.agreement.data(),
               std::min(hello.agreement.size(), kMaxAgreement));
   std::memcpy(wire.shared, hello.shared.data(), std::min(hello.shared.size(), kMaxShared));
+  wire.attempt = hello.attempt;
+  wire.to = hello.to;
+  std::memcpy(wire.place, hello.place.data(), std::min(hello.place.size(), kMaxPlace));
   std::array<std::byte, kHello> bytes;
   std::memcpy(bytes.data(), &wire, kHello);
   return bytes;
@@ -74,20 +86,48 @@ Result<Hello> decode_hello(std::span<const std::byte, kHello> bytes) {
   hello.lanes = wire.lanes;
   hello.agreement.assign(wire.agreement, strnlen(wire.agreement, kMaxAgreement));
   hello.shared.assign(wire.shared, strnlen(wire.shared, kMaxShared));
+  hello.attempt = wire.attempt;
+  hello.to = wire.to;
+  hello.place.assign(wire.place, strnlen(wire.place, kMaxPlace));
   return hello;
 }
 
-Handshake::Handshake(Role role, std::string secret, const Hello& hello)
-    : role_(role), secret_(std::move(secret)), hello_(hello) {
-  random_bytes(own_nonce_);
+std::string place_of(const std::string& address, uint16_t port) {
+  bool v6 = address.find(':') != std::string::npos;
+  std::string place = text(v6 ? "[%s]:%u" : "%s:%u", address.c_str(), unsigned{port});
+  return place.substr(0, kMaxPlace);
+}
+
+Result<void> is_meant(const Hello& hello, const Identity& self) {
+  if (hello.purpose == Purpose::status) return {};
+  if (hello.purpose == Purpose::control) {
+    // Before they have met, ranks know each other by number only: the address by which the root is
+    // reached may be a name, or a port that is mapped to another.
+    if (self.control == kAnyRank || hello.to != self.control)
+      return error(Code::invalid_argument, "wants to join at rank %u, which is not here", hello.to);
+    return {};
+  }
+  if (hello.place != self.place || (self.rank != kAnyRank && hello.to != self.rank))
+    return error(Code::invalid_argument, "means rank %u at %s, and not this one at %s", hello.to,
+                 printable(hello.place).c_str(), self.place.c_str());
+  return {};
+}
+
+Handshake::Handshake(Role role, std::string secret, const Hello& hello, const Identity* self)
+    : role_(role), secret_(std::move(secret)), hello_(hello), self_(self) {
   if (role_ == Role::acceptor) {
-    queue(std::as_bytes(std::span(kMagic)));
-    queue(own_nonce_);
     expected_ = kProof;
   } else {
+    random_bytes(own_nonce_);
     hello_bytes_ = encode_hello(hello);
     expected_ = kChallenge;
   }
+}
+
+void Handshake::challenge() {
+  random_bytes(own_nonce_);
+  queue(std::as_bytes(std::span(kMagic)));
+  queue(own_nonce_);
 }
 
 void Handshake::queue(std::span<const std::byte> bytes) {
@@ -135,6 +175,7 @@ Result<void> Handshake::message_complete() {
     if (CRYPTO_memcmp(wanted.data(), in_.data() + kNonce + kHello, kMac) != 0)
       return error(Code::invalid_argument, "does not know the job's secret");
     WEFT_ASSIGN(hello_, decode_hello(hello_bytes_));
+    if (self_ != nullptr) WEFT_TRY(is_meant(hello_, *self_));
     queue(mac("accept", peer_nonce_, own_nonce_, hello_bytes_));
     proved_ = true;
   }
@@ -144,6 +185,11 @@ Result<void> Handshake::message_complete() {
 }
 
 Result<bool> Handshake::advance(net::Socket& socket) {
+  // Whoever has hung up already is not worth a challenge.
+  if (role_ == Role::acceptor && out_.empty()) {
+    WEFT_TRY(receive(socket));
+    challenge();
+  }
   for (;;) {
     while (sent_ < out_.size()) {
       iovec part{out_.data() + sent_, out_.size() - sent_};
@@ -153,66 +199,86 @@ Result<bool> Handshake::advance(net::Socket& socket) {
       sent_ += static_cast<size_t>(put);
     }
     if (proved_) return true;
-    std::array<std::byte, kProof> buffer;
-    // Never more than the message: what follows belongs to the connection's next user.
-    iovec part{buffer.data(), expected_ - in_.size()};
-    ssize_t got = socket.receive(&part, 1);
-    if (got == -EAGAIN || got == -EWOULDBLOCK) return false;
-    if (got <= 0) return ended(static_cast<int>(-got));
-    in_.insert(in_.end(), buffer.begin(), buffer.begin() + got);
+    if (in_.size() < expected_) {
+      WEFT_ASSIGN(bool more, receive(socket));
+      if (!more) return false;
+    }
     if (in_.size() == expected_) WEFT_TRY(message_complete());
   }
 }
 
+// Takes what has come; false if that is nothing.
+Result<bool> Handshake::receive(net::Socket& socket) {
+  std::array<std::byte, kProof> buffer;
+  // Never more than the message: what follows belongs to the connection's next user.
+  iovec part{buffer.data(), expected_ - in_.size()};
+  ssize_t got = socket.receive(&part, 1);
+  if (got == -EAGAIN || got == -EWOULDBLOCK) return false;
+  if (got <= 0) return ended(static_cast<int>(-got));
+  in_.insert(in_.end(), buffer.begin(), buffer.begin() + got);
+  return true;
+}
+
 namespace {
 constexpr Nanos kRetry = Nanos::from_millis(50);
-// A connection that is neither opened nor refused, or that stops in its proof, is tried again.
-constexpr Nanos kAttempt = Nanos::from_seconds(2);
+// A connection that is neither opened nor refused is tried again, each time after longer: the queue
+// at the other side may be full of strangers, and sending once more comes sooner than the kernel's.
+constexpr Nanos kConnectFirst = Nanos::from_millis(250);
+constexpr Nanos kConnectLast = Nanos::from_seconds(1);
+// So is one that stops in its proof. A member waits for longer than a silent stranger may.
+constexpr Nanos kProofTime = Nanos::from_seconds(6);
 }  // namespace
 
 Dial::Dial(net::Network& network, net::Reactor& reactor, std::string host, uint16_t port,
-           std::string secret, Hello hello)
+           std::string secret, Hello hello, uint64_t& attempts)
     : network_(network),
       reactor_(reactor),
       host_(std::move(host)),
       port_(port),
       secret_(std::move(secret)),
-      hello_(std::move(hello)) {
-  attempt();
-}
+      hello_(std::move(hello)),
+      attempts_(attempts),
+      connect_time_(kConnectFirst) {}
 
 Dial::~Dial() {
   if (socket_ && !done_) reactor_.remove(*socket_);
 }
 
-void Dial::attempt() {
-  attempted_at_ = network_.clock().now();
+void Dial::attempt(Nanos now) {
+  begun_ = true;
+  hello_.attempt = ++attempts_;
   auto started = network_.connect(host_, port_);
   if (!started) {
     problem_ = started.error().message();
-    retry_at_ = attempted_at_ + kRetry;
+    own_.reset();
+    if (started.error().code() == Code::io) own_ = std::move(started).error();
+    retry_at_ = now + kRetry;
     return;
   }
   socket_ = std::move(*started);
   connecting_ = true;
-  retry_at_ = {0};
+  give_up_at_ = now + connect_time_;
+  connect_time_ = std::min(kConnectLast, connect_time_ + connect_time_);
   handshake_ = std::make_unique<Handshake>(Handshake::Role::connector, secret_, hello_);
-  if (auto added = reactor_.add(*socket_, EPOLLOUT, this); !added)
+  if (auto added = reactor_.add(*socket_, EPOLLOUT, this); !added) {
     give_up_attempt(added.error().message());
+    own_ = std::move(added).error();
+  }
 }
 
 void Dial::give_up_attempt(std::string problem) {
   problem_ = std::move(problem);
+  own_.reset();
+  refused_ = false;
   reactor_.remove(*socket_);
   socket_.reset();
   retry_at_ = network_.clock().now() + kRetry;
 }
 
-void Dial::tick(Nanos now) {
+void Dial::tick(Nanos now, bool may_begin) {
   if (done_) return;
-  if (!socket_ && now >= retry_at_) attempt();
-  if (socket_ && now - attempted_at_ > kAttempt)
-    give_up_attempt(text("%s does not answer", address().c_str()));
+  if (!socket_ && now >= retry_at_ && may_begin) attempt(now);
+  if (socket_ && now > give_up_at_) give_up_attempt(text("%s does not answer", address().c_str()));
 }
 
 void Dial::on_events(uint32_t) {
@@ -220,9 +286,11 @@ void Dial::on_events(uint32_t) {
   if (connecting_) {
     if (int failure = socket_->connect_outcome(); failure != 0) {
       give_up_attempt(text("cannot connect to %s: %s", address().c_str(), std::strerror(failure)));
+      refused_ = failure == ECONNREFUSED;
       return;
     }
     connecting_ = false;
+    give_up_at_ = network_.clock().now() + kProofTime;
   }
   auto finished = handshake_->advance(*socket_);
   if (!finished) {

@@ -1,11 +1,13 @@
 // The proof that a connection belongs to the job, before anything else of it is read.
 //
 //   acceptor  -> connector : magic (8) | nonce A (32)
-//   connector -> acceptor  : nonce C (32) | hello (128) | HMAC(secret, "connect" A C hello) (32)
+//   connector -> acceptor  : nonce C (32) | hello (192) | HMAC(secret, "connect" A C hello) (32)
 //   acceptor  -> connector : HMAC(secret, "accept" C A hello) (32)
 //
 // All parts have fixed sizes, so a stranger's bytes are never taken for a length. The nonces are
-// fresh on both sides: neither a recorded proof nor a reflected one is worth anything.
+// fresh on both sides: neither a recorded proof nor a reflected one is worth anything. The hello
+// says who calls and who is meant; the acceptor answers only if it is the one, so that a proof
+// cannot be carried from one rank's door to another's.
 #pragma once
 
 #include <array>
@@ -16,27 +18,34 @@ namespace weft::join {
 
 inline constexpr size_t kNonce = 32;
 inline constexpr size_t kMac = 32;
-inline constexpr size_t kHello = 128;
-inline constexpr std::array<char, 8> kMagic = {'w', 'e', 'f', 't', '/', '2', '\r', '\n'};
+inline constexpr size_t kHello = 192;
+inline constexpr size_t kMaxPlace = 60;
+inline constexpr std::array<char, 8> kMagic = {'w', 'e', 'f', 't', '/', '3', '\r', '\n'};
 inline constexpr size_t kChallenge = kMagic.size() + kNonce;
 inline constexpr size_t kProof = kNonce + kHello + kMac;
 
 std::array<std::byte, kHello> encode_hello(const Hello& hello);
 Result<Hello> decode_hello(std::span<const std::byte, kHello> bytes);
+// Whether `hello` was meant for this door.
+Result<void> is_meant(const Hello& hello, const Identity& self);
 
 // One side of the exchange, fed by a non-blocking socket.
 class Handshake {
  public:
   enum class Role { acceptor, connector };
-  Handshake(Role role, std::string secret, const Hello& hello);
+  // `self` is the acceptor's, and must outlive the exchange; without it, it answers to any name.
+  Handshake(Role role, std::string secret, const Hello& hello, const Identity* self = nullptr);
 
   // Moves as far as the socket allows. True when the other side has proved itself.
   Result<bool> advance(net::Socket& socket);
   bool wants_write() const { return sent_ < out_.size(); }
-  const Hello& hello() const { return hello_; }  // the connector's; valid when done
+  bool silent() const { return in_.empty() && stage_ == 0; }  // nothing has come yet
+  const Hello& hello() const { return hello_; }               // the connector's; valid when done
 
  private:
   Result<void> message_complete();
+  void challenge();
+  Result<bool> receive(net::Socket& socket);
   std::array<std::byte, kMac> mac(const char* label, std::span<const std::byte> first,
                                   std::span<const std::byte> second,
                                   std::span<const std::byte> hello) const;
@@ -45,6 +54,7 @@ class Handshake {
   Role role_;
   std::string secret_;
   Hello hello_;
+  const Identity* self_;
   std::array<std::byte, kHello> hello_bytes_{};
   std::array<std::byte, kNonce> own_nonce_{};
   std::array<std::byte, kNonce> peer_nonce_{};
@@ -60,18 +70,24 @@ class Handshake {
 // other side may not be listening yet.
 class Dial final : public net::Reactor::Handler {
  public:
+  // Every attempt takes a number from `attempts`, which must outlive it.
   Dial(net::Network& network, net::Reactor& reactor, std::string host, uint16_t port,
-       std::string secret, Hello hello);
+       std::string secret, Hello hello, uint64_t& attempts);
   ~Dial() override;
-  void tick(Nanos now);
+  // Begins an attempt if one is due and `may_begin`, and ends one that takes too long.
+  void tick(Nanos now, bool may_begin = true);
+  bool trying() const { return socket_ != nullptr && !done_; }
+  bool begun() const { return begun_; }
   void on_events(uint32_t epoll_events) override;
   bool done() const { return done_; }
   // Why the last attempt failed; empty if none did.
   const std::string& last_problem() const { return problem_; }
+  bool refused() const { return refused_; }                         // nobody listens there
+  const std::optional<Error>& own_problem() const { return own_; }  // this process's fault
   std::unique_ptr<net::Socket> take() { return std::move(socket_); }
 
  private:
-  void attempt();
+  void attempt(Nanos now);
   void give_up_attempt(std::string problem);
   std::string address() const { return host_ + ":" + std::to_string(port_); }
 
@@ -81,13 +97,18 @@ class Dial final : public net::Reactor::Handler {
   uint16_t port_;
   std::string secret_;
   Hello hello_;
+  uint64_t& attempts_;
   std::unique_ptr<net::Socket> socket_;
   std::unique_ptr<Handshake> handshake_;
+  bool begun_ = false;
   bool connecting_ = false;
   bool done_ = false;
-  Nanos attempted_at_{0};
+  bool refused_ = false;
+  Nanos give_up_at_{0};
   Nanos retry_at_{0};
+  Nanos connect_time_;
   std::string problem_;
+  std::optional<Error> own_;
 };
 
 }  // namespace weft::join

@@ -1,12 +1,8 @@
-#include <fcntl.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
-#include <cstdio>
 #include <map>
 
 #include "handshake.h"
+#include "rendezvous.h"
 #include "weft/join.h"
 #include "weft/net.h"
 
@@ -48,6 +44,7 @@ class Joiner {
         machine_(options.shared_memory ? network_.machine() : std::string()) {
     mesh_.rank = options.rank;
     mesh_.ranks = options.ranks;
+    mesh_.lanes = options.lanes;
     mesh_.network = &network_;
     mesh_.secret = options.secret;
     mesh_.agreement = options.agreement;
@@ -69,6 +66,9 @@ class Joiner {
       if (is_root()) tell_all(met.error());
       return std::move(met).error();
     }
+    Identity self = mesh_.acceptor->identity();
+    self.rank = mesh_.rank.index;
+    mesh_.acceptor->set_identity(std::move(self));
     // The acceptor's owner changes; until Links takes over, only lanes are let in, and kept.
     mesh_.acceptor->set_on_connection(
         [early = mesh_.early, rank = mesh_.rank.index, ranks = mesh_.ranks](
@@ -84,8 +84,9 @@ class Joiner {
  private:
   bool is_root() const { return options_.rank == options_.root; }
 
-  Hello hello(Purpose purpose, uint16_t lane) const {
+  Hello hello(Purpose purpose, uint16_t lane, uint32_t to) const {
     Hello out;
+    out.to = to;
     out.purpose = purpose;
     out.rank = options_.rank.index;
     out.ranks = options_.ranks;
@@ -106,8 +107,12 @@ class Joiner {
   }
 
   Error late(const std::string& what) const {
-    return error(Code::timeout, "joining took longer than %s: %s",
-                 format_duration(options_.deadline).c_str(), what.c_str());
+    std::string words = text("joining took longer than %s: %s",
+                             format_duration(options_.deadline).c_str(), what.c_str());
+    // They may have come, and found no place.
+    if (mesh_.acceptor && mesh_.acceptor->problem())
+      return {Code::io, words + "; this rank " + mesh_.acceptor->problem()->message()};
+    return {Code::timeout, std::move(words)};
   }
 
   Result<void> accept(std::unique_ptr<net::Socket>& socket, const Hello& peer) {
@@ -142,11 +147,14 @@ class Joiner {
   }
 
   void accept_from(std::shared_ptr<net::Socket> listener) {
-    mesh_.acceptor =
-        std::make_unique<Acceptor>(network_, *mesh_.reactor, std::move(listener), options_.secret,
-                                   [this](std::unique_ptr<net::Socket>& socket, const Hello& peer) {
-                                     return accept(socket, peer);
-                                   });
+    Identity self;
+    if (is_root()) self.control = options_.rank.index;
+    self.place = place_of(listener->local_host(), listener->local_port());
+    mesh_.acceptor = std::make_unique<Acceptor>(
+        network_, *mesh_.reactor, std::move(listener), options_.secret, std::move(self),
+        [this](std::unique_ptr<net::Socket>& socket, const Hello& peer) {
+          return accept(socket, peer);
+        });
   }
 
   // ---- where rank 0 is
@@ -154,42 +162,23 @@ class Joiner {
   bool by_file() const { return options_.rendezvous.starts_with(kFile); }
   std::string file() const { return options_.rendezvous.substr(kFile.size()); }
 
-  // Rank 0: puts its address where the others look for it, whole or not at all.
-  Result<void> write_address() const {
-    std::string words = text("127.0.0.1:%u\n", unsigned{mesh_.acceptor->port()});
-    std::string fresh = file() + ".new";
-    ::unlink(fresh.c_str());
-    Fd made(::open(fresh.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
-    if (!made) return io_error(errno, "cannot write the rendezvous file %s", fresh.c_str());
-    if (::write(made.get(), words.data(), words.size()) != static_cast<ssize_t>(words.size()) ||
-        ::rename(fresh.c_str(), file().c_str()) != 0)
-      return io_error(errno, "cannot write the rendezvous file %s", file().c_str());
-    return {};
-  }
-
   // Others: where rank 0 listens; empty while that is not known. A file may be one that an earlier
   // group left behind, so it is read again until rank 0 is reached.
-  std::string root_address() const {
+  Result<std::string> root_address() const {
     if (!by_file()) return options_.rendezvous;
-    Fd found(::open(file().c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-    char words[128];
-    ssize_t got = found ? ::read(found.get(), words, sizeof words) : 0;
-    std::string address(words, got > 0 ? static_cast<size_t>(got) : 0);
-    if (address.empty() || address.back() != '\n') return {};
-    address.pop_back();
-    return address;
+    return rendezvous::read(file());
   }
 
   Result<void> reach_root() {
     std::string address;
     while (dials_.empty() || !dials_[0]->done()) {
-      if (std::string now = root_address(); now != address && !now.empty()) {
+      WEFT_ASSIGN(std::string now, root_address());
+      if (now != address && !now.empty()) {
         WEFT_ASSIGN(net::HostPort root, net::split(now));
         // A name that cannot be found will not be found later either.
         if (options_.network == nullptr) WEFT_TRY(net::find_host(root.host));
         dials_.clear();
-        dials_.push_back(std::make_unique<Dial>(network_, *mesh_.reactor, root.host, root.port,
-                                                options_.secret, hello(Purpose::control, 0)));
+        dial(root.host, root.port, hello(Purpose::control, 0, options_.root.index));
         address = now;
       }
       if (turn()) continue;
@@ -197,6 +186,12 @@ class Joiner {
       return late(text("rank 0 at %s was not reached: %s", address.c_str(), problem(*dials_[0])));
     }
     return {};
+  }
+
+  void dial(const std::string& host, uint16_t port, Hello hello) {
+    dials_.push_back(std::make_unique<Dial>(network_, *mesh_.reactor, host, port, options_.secret,
+                                            std::move(hello), mesh_.attempts));
+    dials_.back()->tick(network_.clock().now());
   }
 
   static const char* problem(const Dial& dial) {
@@ -230,7 +225,10 @@ class Joiner {
       accept_from(options_.listener);
     else
       WEFT_TRY(listen(place.host, place.port));
-    if (by_file()) WEFT_TRY(write_address());
+    if (by_file()) {
+      WEFT_ASSIGN(written_, rendezvous::write(
+                                file(), text("127.0.0.1:%u", unsigned{mesh_.acceptor->port()})));
+    }
     uint32_t own = options_.rank.index;
     mesh_.members[own] = {own, options_.host, 0, mesh_.acceptor->host(), mesh_.acceptor->port()};
     machines_.resize(options_.ranks);
@@ -283,7 +281,7 @@ class Joiner {
     for (Member& member : mesh_.members)
       member.host_index =
           hosts.emplace(member.host, static_cast<uint32_t>(hosts.size())).first->second;
-    if (by_file()) ::unlink(file().c_str());
+    if (by_file()) rendezvous::remove(file(), written_);
     Packer table;
     if (options_.survivors) table.number(mesh_.ranks);
     for (uint32_t old : old_ranks_) table.number(old);
@@ -407,9 +405,11 @@ class Joiner {
   Result<void> open_probe() {
     if (probe_flows_ == 0) return {};
     const Member& next = mesh_.members[mesh_.next()];
-    for (uint16_t lane = 0; lane < probe_flows_; ++lane)
-      dials_.push_back(std::make_unique<Dial>(network_, *mesh_.reactor, next.address, next.port,
-                                              options_.secret, hello(Purpose::probe, lane)));
+    for (uint16_t lane = 0; lane < probe_flows_; ++lane) {
+      Hello words = hello(Purpose::probe, lane, mesh_.next());
+      words.place = place_of(next.address, next.port);
+      dial(next.address, next.port, std::move(words));
+    }
     for (;;) {
       bool out = std::all_of(dials_.begin(), dials_.end(), [](auto& dial) { return dial->done(); });
       bool in = std::all_of(mesh_.probe_in.begin(), mesh_.probe_in.end(),
@@ -497,7 +497,8 @@ class Joiner {
   std::vector<std::string> machines_;  // by rank
   std::vector<uint32_t> old_ranks_;    // survivors: by new rank
   Mesh mesh_;
-  bool formed_ = false;  // rank 0: nobody else is let in
+  rendezvous::Written written_;  // rank 0
+  bool formed_ = false;          // rank 0: nobody else is let in
   uint16_t probe_flows_ = 0;
   std::map<uint32_t, Hello> hellos_;
   std::vector<std::unique_ptr<Dial>> dials_;
@@ -535,14 +536,15 @@ Result<std::unique_ptr<net::Socket>> call(const std::string& address, const std:
   WEFT_ASSIGN(auto reactor, network.reactor());
   Hello hello;
   hello.purpose = purpose;
-  Dial dial(network, *reactor, place.host, place.port, secret, hello);
+  uint64_t attempts = 0;
+  Dial dial(network, *reactor, place.host, place.port, secret, hello, attempts);
   Nanos until = network.clock().now() + deadline;
   while (!dial.done()) {
     if (network.clock().now() > until)
       return error(Code::timeout, "%s was not reached within %s: %s", address.c_str(),
                    format_duration(deadline).c_str(), dial.last_problem().c_str());
-    reactor->run_once(kTurn);
     dial.tick(network.clock().now());
+    reactor->run_once(kTurn);
   }
   return dial.take();
 }

@@ -11,10 +11,13 @@
 // deadlines.
 #pragma once
 
+#include <cstring>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <vector>
@@ -23,10 +26,11 @@
 
 namespace weft::join {
 
-inline constexpr uint16_t kProtocol = 2;
+inline constexpr uint16_t kProtocol = 3;
 inline constexpr uint32_t kMaxControlBytes = 1u << 20;
 inline constexpr uint32_t kMaxRanks = 4096;
 inline constexpr size_t kMaxAgreement = 64;
+inline constexpr uint32_t kAnyRank = 0xffffffff;
 
 // ---- control channel ---------------------------------------------------------------------
 
@@ -65,6 +69,7 @@ class ControlChannel final : public net::Reactor::Handler {
   ControlChannel(net::Reactor& reactor, std::unique_ptr<net::Socket> socket, Rank peer);
   ~ControlChannel() override;
 
+  // A payload that is too long for a frame is not sent, and ends the channel with the reason.
   void send(Control type, const Packer& payload);
   std::optional<Frame> receive();
   // Why the connection ended, once everything that came before is taken.
@@ -103,22 +108,58 @@ struct Hello {
   uint8_t probe = 0;
   std::string agreement;  // what all ranks must have in common: the hash of plan and job
   std::string shared;     // lane: name of the memory that it offers; empty for none
+  // Whom it means to reach: a proof that was made for one rank is worth nothing at another's door.
+  uint32_t to = kAnyRank;  // status: whoever listens there
+  std::string place;       // lane, probe: where, as the table of members has it
+  uint64_t attempt = 0;    // grows with every connection that the rank tries to open
+};
+
+// "10.0.0.1:4000" or "[::1]:4000", as in a Hello.
+std::string place_of(const std::string& address, uint16_t port);
+
+// Who listens, as callers know it.
+struct Identity {
+  uint32_t rank = kAnyRank;     // for lanes and the probe; kAnyRank while the group has not formed
+  uint32_t control = kAnyRank;  // the root: its number among those who come to join
+  std::string place;
+};
+
+// What the log says of those who were refused: a few lines a second, and then how many more.
+class Refusals {
+ public:
+  bool may_say(Nanos now);       // one more may have a line of its own
+  void count(std::string host);  // it may not
+  void tick(Nanos now);
+  void sum_up();
+
+ private:
+  static constexpr uint64_t kLinesPerSecond = 10;
+  static constexpr size_t kHosts = 64;
+  std::optional<Nanos> since_;
+  uint64_t said_ = 0;
+  uint64_t more_ = 0;
+  std::set<std::string> hosts_;
 };
 
 // Listens, and lets in only those who prove the secret and are expected. Others are refused,
-// counted and logged.
+// counted and logged, and may cost those who are let in nothing (docs/wire.md, Strangers).
 class Acceptor final : public net::Reactor::Handler {
  public:
   // Takes the socket of one who proved the secret, or says why it is not wanted.
   using OnConnection =
       std::function<Result<void>(std::unique_ptr<net::Socket>& socket, const Hello& hello)>;
   Acceptor(net::Network& network, net::Reactor& reactor, std::shared_ptr<net::Socket> listener,
-           std::string secret, OnConnection on_connection);
+           std::string secret, Identity identity, OnConnection on_connection);
   ~Acceptor() override;
   void on_events(uint32_t epoll_events) override;
   void set_on_connection(OnConnection on_connection) { on_connection_ = std::move(on_connection); }
+  void set_identity(Identity identity) { identity_ = std::move(identity); }
+  const Identity& identity() const { return identity_; }
   void tick(Nanos now);  // ends handshakes that take too long
   uint64_t refused() const { return refused_; }
+  size_t unproved() const { return pending_.size(); }
+  // Why this process can take nobody in at the moment, if that is so.
+  const std::optional<Error>& problem() const { return problem_; }
   uint16_t port() const;
   std::string host() const { return listener_->local_host(); }
   // For another acceptor, when this one is gone: whoever calls meanwhile waits.
@@ -126,15 +167,30 @@ class Acceptor final : public net::Reactor::Handler {
 
  private:
   class Pending;
+  void watch();
+  void rest(Nanos time);
+  void lack(Error error);
+  void admit(std::unique_ptr<net::Socket> socket);
+  void make_room(size_t source);
+  bool evict(std::optional<size_t> source);
   void finish(Pending* pending, Result<Hello> outcome);
+  void refuse(const net::Socket& socket, const std::string& rank, const std::string& why);
 
   net::Network& network_;
   net::Reactor& reactor_;
   std::shared_ptr<net::Socket> listener_;
   std::string secret_;
+  Identity identity_;
   OnConnection on_connection_;
-  std::vector<std::unique_ptr<Pending>> pending_;
+  std::deque<std::unique_ptr<Pending>> pending_;  // in the order in which they came
   std::vector<std::unique_ptr<Pending>> ended_;
+  size_t places_;  // for those who are not proved
+  double budget_;  // admissions of strangers
+  Nanos budget_at_;
+  bool watched_ = false;
+  std::optional<Nanos> rests_until_;
+  std::optional<Error> problem_;
+  Refusals refusals_;
   uint64_t refused_ = 0;
 };
 
@@ -176,6 +232,7 @@ struct Options {
 struct Mesh {
   Rank rank;
   uint32_t ranks = 1;
+  uint16_t lanes = 1;  // that a rank may open to another
   net::Network* network = nullptr;
   std::string secret;
   std::string agreement;
@@ -188,6 +245,7 @@ struct Mesh {
       probe_in;  // to the next rank, from the previous
   // Lanes of ranks that were faster; where the acceptor puts them until Links takes over.
   std::shared_ptr<std::vector<std::pair<Hello, std::unique_ptr<net::Socket>>>> early;
+  uint64_t attempts = 0;  // connections that this rank tried to open
   uint32_t next() const { return (rank.index + 1) % ranks; }
   uint32_t previous() const { return (rank.index + ranks - 1) % ranks; }
 };
@@ -208,28 +266,41 @@ class Links {
     std::function<void(Rank peer, uint16_t lane, std::unique_ptr<net::Socket> socket,
                        std::shared_ptr<lane::shm::Segment> shared)>
         opened;
-    // `peer` opened a lane to this rank.
+    // `peer` opened a lane to this rank. If there is one of this number, it is over: the peer has
+    // seen it break, and this side perhaps has not.
     std::function<void(Rank peer, uint16_t lane, std::unique_ptr<net::Socket> socket,
                        std::shared_ptr<lane::shm::Segment> shared)>
         accepted;
     // Someone who knows the secret asks how the job is doing.
     std::function<void(std::unique_ptr<net::Socket> socket)> asked;
+    // `peer` is a member and did what no member does; it was refused, and cannot stay.
+    std::function<void(Rank peer, Error error)> misbehaved;
   };
   Links(Mesh& mesh, Callbacks callbacks);
   ~Links();
-  // Tries until it works or close() is called.
+  // Tries until it works or close() is called. Few are tried at a time, so that a large group does
+  // not look like a flood to its own members; the others wait their turn.
   void open(Rank peer, uint16_t lane);
   void close(Rank peer);
   void tick(Nanos now);  // tries again what failed, and ends handshakes that take too long
-  // Why the last attempt to reach `peer` failed; empty if none did.
-  std::string problem(Rank peer) const;
+  struct Attempts {
+    bool waiting = false;      // for their turn: none has begun
+    bool refused = false;      // nobody listens there
+    std::string problem;       // why the last attempt failed; empty if none did
+    std::optional<Error> own;  // the same, if that is this process's own fault
+  };
+  // How opening lanes to `peer` goes.
+  Attempts attempts(Rank peer) const;
 
  private:
   struct Opening;
   Result<void> accept(std::unique_ptr<net::Socket>& socket, const Hello& hello);
+  Result<void> accept_lane(const Hello& hello);
+  void begin_some(Nanos now);
   Mesh& mesh_;
   Callbacks callbacks_;
   std::vector<std::unique_ptr<Opening>> openings_;
+  std::map<std::pair<uint32_t, uint16_t>, uint64_t> accepted_;  // rank, lane: the last attempt
   bool told_no_memory_ = false;
 };
 

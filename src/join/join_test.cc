@@ -1,4 +1,5 @@
-// Joining, control frames, and what strangers cannot do. Lanes are opened in links_test.cc.
+// Joining and control frames. Lanes are opened in links_test.cc, strangers come in
+// strangers_test.cc.
 #include "weft/join.h"
 
 #include <gmock/gmock.h>
@@ -65,6 +66,9 @@ TEST(Fields, a_hello_reads_back_and_others_are_refused) {
   hello.probe = 1;
   hello.agreement = std::string(kMaxAgreement, 'h');
   hello.shared = std::string(40, 's');
+  hello.attempt = 1ull << 40;
+  hello.to = 4;
+  hello.place = std::string(60, 'p');
   auto bytes = encode_hello(hello);
   auto read = decode_hello(bytes);
   ASSERT_TRUE(read);
@@ -76,6 +80,9 @@ TEST(Fields, a_hello_reads_back_and_others_are_refused) {
   EXPECT_EQ(read->probe, 1);
   EXPECT_EQ(read->agreement, hello.agreement);
   EXPECT_EQ(read->shared, hello.shared);
+  EXPECT_EQ(read->attempt, hello.attempt);
+  EXPECT_EQ(read->to, 4u);
+  EXPECT_EQ(read->place, hello.place);
   bytes[2] = std::byte{9};
   EXPECT_FALSE(decode_hello(bytes));
   hello.protocol = kProtocol + 1;
@@ -115,7 +122,7 @@ TEST(Join, a_survivor_that_calls_between_two_groups_is_served) {
   ASSERT_TRUE(made.ok()) << made.error().message();
   auto old_reactor = new_reactor();
   auto old = std::make_unique<Acceptor>(
-      net::kernel_network(), *old_reactor, std::move(*made), kSecret,
+      net::kernel_network(), *old_reactor, std::move(*made), kSecret, Identity{},
       [](std::unique_ptr<net::Socket>&, const Hello&) -> Result<void> {
         return error(Code::invalid_argument, "it belongs to another group");
       });
@@ -221,169 +228,6 @@ TEST(Join, something_that_is_not_weft_at_the_rendezvous_is_said) {
   EXPECT_THAT(mesh.error().message(), HasSubstr("does not speak weft's protocol"));
 }
 
-// ---- strangers ---------------------------------------------------------------------------
-
-Hello hello_of(uint32_t rank, uint32_t ranks, Purpose purpose, uint16_t lane = 0) {
-  Hello hello;
-  hello.purpose = purpose;
-  hello.rank = rank;
-  hello.ranks = ranks;
-  hello.lane = lane;
-  hello.lanes = 2;
-  hello.agreement = "the same";
-  return hello;
-}
-
-// Everything that may come to a port. Returns the connections that stay open without a proof.
-std::vector<Fd> send_strangers(uint16_t port) {
-  std::vector<Fd> open;
-  open.push_back(connect_to(port));  // says nothing
-  open.push_back(connect_to(port));
-  send_all(open.back().get(), "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n");
-  {
-    Fd garbage = connect_to(port);  // then leaves
-    send_all(garbage.get(), std::string(100, '\xff'));
-  }
-  Fd flood = connect_to(port);
-  std::string megabyte(1u << 20, 'x');
-  for (int i = 0; i < 16; ++i)
-    if (!send_all(flood.get(), megabyte)) break;
-  EXPECT_TRUE(is_closed_by_peer(flood.get()));
-  Fd wrong = connect_to(port);
-  EXPECT_FALSE(prove(wrong.get(), "not the secret", hello_of(1, 2, Purpose::control)));
-  // Bytes in the form of a proof, with a MAC of zeros.
-  Fd forged = connect_to(port);
-  std::vector<std::byte> proof(kProof);
-  auto hello = encode_hello(hello_of(1, 2, Purpose::control));
-  std::copy(hello.begin(), hello.end(), proof.begin() + kNonce);
-  send_all(forged.get(), proof);
-  EXPECT_TRUE(is_closed_by_peer(forged.get()));
-  return open;
-}
-
-TEST(Strangers, during_join_are_refused_and_the_job_is_unharmed) {
-  LogLines log;
-  uint16_t port = free_port();
-  std::vector<Fd> open;
-  auto meshes = join_all(
-      2, port, [](Options& options) { options.lanes = 2; },
-      [&] {
-        open = send_strangers(port);
-        // Those who know the secret, but are not expected.
-        std::vector<Hello> unexpected = {
-            hello_of(7, 2, Purpose::control), hello_of(0, 2, Purpose::lane),
-            hello_of(1, 2, Purpose::status), hello_of(1, 2, Purpose::probe, 0)};
-        for (const Hello& hello : unexpected) {
-          Fd fd = connect_to(port);
-          EXPECT_TRUE(prove(fd.get(), kSecret, hello));
-          EXPECT_TRUE(is_closed_by_peer(fd.get()));
-        }
-        Hello newer = hello_of(1, 2, Purpose::control);
-        newer.protocol = kProtocol + 1;
-        Fd fd = connect_to(port);
-        EXPECT_FALSE(prove(fd.get(), kSecret, newer));
-      });
-  ASSERT_NO_FATAL_FAILURE(expect_joined(meshes));
-  EXPECT_EQ(log.count("it does not know the job's secret"), 3u) << log.all();
-  EXPECT_EQ(log.count("it closed before it proved the secret"), 1u) << log.all();
-  EXPECT_EQ(log.count("(rank 7): it is not one of the other ranks"), 1u) << log.all();
-  EXPECT_EQ(log.count("(rank 0): it is not one of the other ranks"), 1u) << log.all();
-  EXPECT_EQ(log.count("(rank 1): the group is not complete yet"), 1u) << log.all();
-  EXPECT_EQ(log.count("(rank 1): no such lane is missing"), 1u) << log.all();
-  EXPECT_EQ(log.count("it speaks protocol 3, this weft 2"), 1u) << log.all();
-  EXPECT_EQ(meshes[0]->acceptor->refused(), 9u);
-  expect_data_flows(meshes);
-}
-
-TEST(Strangers, after_join_are_refused_and_the_job_is_unharmed) {
-  LogLines log;
-  uint16_t port = free_port();
-  auto meshes = join_all(3, port, [](Options& options) { options.lanes = 2; });
-  ASSERT_NO_FATAL_FAILURE(expect_joined(meshes));
-  for (auto& mesh : meshes) {
-    std::atomic<bool> done = false;
-    std::thread strangers([&] {
-      auto open = send_strangers(mesh->members[mesh->rank.index].port);
-      for (Purpose purpose : {Purpose::control, Purpose::probe}) {
-        Fd fd = connect_to(mesh->members[mesh->rank.index].port);
-        EXPECT_TRUE(prove(fd.get(), kSecret, hello_of(mesh->previous(), 3, purpose)));
-        EXPECT_TRUE(is_closed_by_peer(fd.get()));
-      }
-      done = true;
-    });
-    EXPECT_TRUE(turn_until(*mesh->reactor, [&] { return done.load(); }));
-    strangers.join();
-    // The two that stayed without a word have gone by now.
-    EXPECT_TRUE(turn_until(*mesh->reactor, [&] { return mesh->acceptor->refused() == 8; }))
-        << mesh->acceptor->refused() << log.all();
-  }
-  EXPECT_EQ(log.count("it does not know the job's secret"), 9u) << log.all();
-  EXPECT_EQ(log.count("the group is complete"), 6u) << log.all();
-  expect_data_flows(meshes);
-}
-
-TEST(Strangers, who_do_not_prove_the_secret_in_time_are_dropped) {
-  LogLines log;
-  auto meshes = join_all(2, free_port());
-  ASSERT_NO_FATAL_FAILURE(expect_joined(meshes));
-  Mesh& mesh = *meshes[0];
-  Fd silent = connect_to(mesh.members[0].port);
-  Fd slow = connect_to(mesh.members[0].port);
-  send_all(slow.get(), "a few bytes");
-  for (int i = 0; i < 20; ++i) mesh.reactor->run_once(Nanos::from_millis(2));
-  Nanos now = monotonic_clock().now();
-  mesh.acceptor->tick(now + Nanos::from_seconds(4));
-  EXPECT_EQ(mesh.acceptor->refused(), 0u);
-  mesh.acceptor->tick(now + Nanos::from_seconds(6));
-  EXPECT_EQ(mesh.acceptor->refused(), 2u);
-  EXPECT_EQ(log.count("it did not prove the secret within 5"), 2u) << log.all();
-  EXPECT_TRUE(is_closed_by_peer(silent.get()));
-  EXPECT_TRUE(is_closed_by_peer(slow.get()));
-  expect_data_flows(meshes);
-}
-
-TEST(Strangers, cannot_use_a_proof_that_they_overheard) {
-  LogLines log;
-  auto meshes = join_all(2, free_port());
-  ASSERT_NO_FATAL_FAILURE(expect_joined(meshes));
-  Mesh& mesh = *meshes[0];
-  // A rank proves itself to us while we pose as the acceptor of its group, knowing the secret; a
-  // stranger in between would see the same bytes.
-  auto [rank_end, our_end] = tcp_pair();
-  std::unique_ptr<net::Socket> rank_socket = net::adopt(std::move(rank_end));
-  Handshake theirs(Handshake::Role::connector, kSecret, hello_of(1, 2, Purpose::lane));
-  std::vector<std::byte> challenge(kChallenge);
-  std::memcpy(challenge.data(), kMagic.data(), kMagic.size());
-  send_all(our_end.get(), challenge);
-  std::vector<std::byte> proof(kProof);
-  for (int i = 0; i < 1000 && ::recv(our_end.get(), proof.data(), 1, MSG_PEEK | MSG_DONTWAIT) < 1;
-       ++i) {
-    ASSERT_TRUE(theirs.advance(*rank_socket));
-    pause_ms(1);
-  }
-  ASSERT_EQ(::recv(our_end.get(), proof.data(), proof.size(), MSG_WAITALL),
-            static_cast<ssize_t>(proof.size()));
-  Fd replay = connect_to(mesh.members[0].port);
-  send_all(replay.get(), proof);
-  EXPECT_TRUE(turn_until(*mesh.reactor, [&] { return mesh.acceptor->refused() == 1; }));
-  EXPECT_EQ(log.count("does not know the job's secret"), 1u) << log.all();
-}
-
-TEST(Strangers, in_great_number_are_bounded) {
-  LogLines log;
-  auto meshes = join_all(2, free_port());
-  ASSERT_NO_FATAL_FAILURE(expect_joined(meshes));
-  Mesh& mesh = *meshes[0];
-  std::vector<Fd> crowd;
-  for (int i = 0; i < 300; ++i) {
-    crowd.push_back(connect_to(mesh.members[0].port));
-    mesh.reactor->run_once(Nanos{0});
-  }
-  EXPECT_TRUE(turn_until(*mesh.reactor, [&] { return mesh.acceptor->refused() == 44; }));
-  EXPECT_EQ(log.count("256 others are still unproved"), 44u);
-  expect_data_flows(meshes);
-}
-
 // ---- control frames ----------------------------------------------------------------------
 
 TEST(Control, frames_arrive_in_order_however_they_are_cut) {
@@ -466,6 +310,20 @@ TEST(Control, a_length_of_4_gib_ends_the_channel_at_once) {
   }
 }
 
+TEST(Control, a_frame_that_is_too_long_is_not_sent_and_said) {
+  auto [one, two] = tcp_pair();
+  auto world = new_reactor();
+  ControlChannel channel(*world, net::adopt(std::move(one)), {3});
+  Packer words;
+  words.string(std::string(kMaxControlBytes, 'x'));
+  channel.send(Control::answer, words);
+  ASSERT_TRUE(channel.failure());
+  EXPECT_EQ(channel.failure()->message(),
+            "a control frame of 1048580 bytes is too long; 1048576 are allowed");
+  char byte = 0;
+  EXPECT_LT(::recv(two.get(), &byte, 1, MSG_DONTWAIT), 1);
+}
+
 TEST(Control, a_length_of_4_gib_while_joining_names_the_rank) {
   uint16_t port = free_port();
   Fd insider;
@@ -473,7 +331,8 @@ TEST(Control, a_length_of_4_gib_while_joining_names_the_rank) {
       3, port, [](Options& options) { options.deadline = Nanos::from_seconds(2); },
       [&] {
         insider = connect_to(port);
-        EXPECT_TRUE(prove(insider.get(), kSecret, hello_of(2, 3, Purpose::control)));
+        EXPECT_TRUE(prove(insider.get(), kSecret,
+                          hello_of(2, 3, Purpose::control, place_of("127.0.0.1", port))));
         send_all(insider.get(), std::string(5, '\xff'));
       });
   ASSERT_FALSE(meshes[0]);

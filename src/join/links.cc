@@ -5,6 +5,13 @@
 
 namespace weft::join {
 
+namespace {
+// Handshakes that this rank carries out at a time. All ranks of a large group may call one at once,
+// and its door must have a place for each.
+constexpr size_t kTogether = 32;
+constexpr size_t kTogetherToOne = 4;
+}  // namespace
+
 struct Links::Opening {
   Rank peer;
   uint16_t lane;
@@ -33,6 +40,8 @@ Result<void> Links::accept(std::unique_ptr<net::Socket>& socket, const Hello& he
     return refuse("it is not one of the other ranks");
   if (hello.agreement != mesh_.agreement) return refuse("it belongs to another group");
   if (hello.purpose != Purpose::lane) return refuse("the group is complete");
+  if (hello.to != mesh_.rank.index) return refuse("it means another rank");
+  WEFT_TRY(accept_lane(hello));
   std::shared_ptr<lane::shm::Segment> shared;
   if (!hello.shared.empty() && mesh_.members[hello.rank].shares_memory) {
     auto attached = lane::shm::attach(hello.shared);
@@ -43,6 +52,28 @@ Result<void> Links::accept(std::unique_ptr<net::Socket>& socket, const Hello& he
                attached.error().message().c_str());
   }
   callbacks_.accepted({hello.rank}, hello.lane, std::move(socket), std::move(shared));
+  return {};
+}
+
+// A lane is opened again when it broke, which this side may not know yet: the later attempt is the
+// one that its sender uses. An earlier one that comes late was given up on the way.
+Result<void> Links::accept_lane(const Hello& hello) {
+  auto expel = [&](Error error) {
+    if (callbacks_.misbehaved) callbacks_.misbehaved({hello.rank}, error);
+    return error;
+  };
+  if (hello.lane >= mesh_.lanes)
+    return expel(error(Code::invalid_argument, "rank %u opened lane %u; the plan has %u lanes",
+                       hello.rank, unsigned{hello.lane}, unsigned{mesh_.lanes}));
+  auto [place, first] = accepted_.try_emplace({hello.rank, hello.lane}, hello.attempt);
+  if (first) return {};
+  if (hello.attempt == place->second)
+    return expel(error(Code::invalid_argument, "rank %u opened lane %u twice in one attempt",
+                       hello.rank, unsigned{hello.lane}));
+  if (hello.attempt < place->second)
+    return error(Code::invalid_argument, "it was given up: a later connection is lane %u",
+                 unsigned{hello.lane});
+  place->second = hello.attempt;
   return {};
 }
 
@@ -62,6 +93,8 @@ void Links::open(Rank peer, uint16_t lane) {
   hello.ranks = mesh_.ranks;
   hello.lane = lane;
   hello.agreement = mesh_.agreement;
+  hello.to = peer.index;
+  hello.place = place_of(member.address, member.port);
   std::shared_ptr<lane::shm::Segment> shared;
   if (member.shares_memory) {
     auto made = lane::shm::make();
@@ -75,10 +108,29 @@ void Links::open(Rank peer, uint16_t lane) {
                  made.error().message().c_str());
     }
   }
-  openings_.push_back(
-      std::unique_ptr<Opening>(new Opening{peer, lane, std::move(shared),
-                                           Dial(*mesh_.network, *mesh_.reactor, member.address,
-                                                member.port, mesh_.secret, std::move(hello))}));
+  openings_.push_back(std::unique_ptr<Opening>(
+      new Opening{peer, lane, std::move(shared),
+                  Dial(*mesh_.network, *mesh_.reactor, member.address, member.port, mesh_.secret,
+                       std::move(hello), mesh_.attempts)}));
+  begin_some(mesh_.network->clock().now());
+}
+
+void Links::begin_some(Nanos now) {
+  std::map<uint32_t, size_t> to_one;
+  size_t together = 0;
+  for (const auto& opening : openings_) {
+    if (!opening->dial.trying()) continue;
+    ++together;
+    ++to_one[opening->peer.index];
+  }
+  for (auto& opening : openings_) {
+    bool tried = opening->dial.trying();
+    size_t& others = to_one[opening->peer.index];
+    opening->dial.tick(now, together < kTogether && others < kTogetherToOne);
+    if (tried || !opening->dial.trying()) continue;
+    ++together;
+    ++others;
+  }
 }
 
 void Links::close(Rank peer) {
@@ -87,8 +139,8 @@ void Links::close(Rank peer) {
 
 void Links::tick(Nanos now) {
   if (mesh_.acceptor) mesh_.acceptor->tick(now);
+  if (!openings_.empty()) begin_some(now);
   for (size_t i = 0; i < openings_.size();) {
-    openings_[i]->dial.tick(now);
     if (!openings_[i]->dial.done()) {
       ++i;
       continue;
@@ -100,10 +152,20 @@ void Links::tick(Nanos now) {
   }
 }
 
-std::string Links::problem(Rank peer) const {
-  for (const auto& opening : openings_)
-    if (opening->peer == peer) return opening->dial.last_problem();
-  return {};
+Links::Attempts Links::attempts(Rank peer) const {
+  Attempts out;
+  bool begun = false, any = false;
+  for (const auto& opening : openings_) {
+    if (opening->peer != peer) continue;
+    const Dial& dial = opening->dial;
+    any = true;
+    begun = begun || dial.begun();
+    out.refused = out.refused || dial.refused();
+    if (out.problem.empty()) out.problem = dial.last_problem();
+    if (!out.own) out.own = dial.own_problem();
+  }
+  out.waiting = any && !begun;
+  return out;
 }
 
 }  // namespace weft::join

@@ -88,14 +88,10 @@ TEST(Links, fall_back_to_the_connection_when_the_memory_is_gone) {
   LinkedGroup group(meshes);
   std::atomic<bool> done = false;
   std::thread stranger([&] {
-    Hello hello;
-    hello.purpose = Purpose::lane;
-    hello.rank = 1;
-    hello.ranks = 2;
-    hello.lane = 5;
-    hello.agreement = "the same";
+    Hello hello = lane_hello(*meshes[0], 1, 5, 0);
     for (const char* name : {"/weft-lane-000000000000000000000000", "/etc/passwd", "weft"}) {
       hello.shared = name;
+      ++hello.attempt;
       Fd fd = connect_to(meshes[0]->members[0].port);
       EXPECT_TRUE(prove(fd.get(), kSecret, hello));
     }
@@ -116,10 +112,7 @@ TEST(Links, refuse_lanes_of_another_group_and_of_ranks_that_are_not) {
   LinkedGroup group(meshes);
   std::atomic<bool> done = false;
   std::thread strangers([&] {
-    Hello hello;
-    hello.purpose = Purpose::lane;
-    hello.rank = 1;
-    hello.ranks = 2;
+    Hello hello = lane_hello(*meshes[0], 1, 0, 1);
     hello.agreement = "the group before";
     auto refused = [&] {
       Fd fd = connect_to(meshes[0]->members[0].port);
@@ -171,15 +164,19 @@ TEST(Links, keep_trying_until_told_to_stop_and_say_why) {
   Links::Callbacks callbacks;
   callbacks.opened = [&](Rank, uint16_t, auto, auto) { ++opened; };
   Links links(mesh, std::move(callbacks));
-  EXPECT_EQ(links.problem({1}), "");
+  EXPECT_EQ(links.attempts({1}).problem, "");
   links.open({1}, 0);
   ASSERT_TRUE(turn_until(*mesh.reactor, [&] {
     links.tick(monotonic_clock().now());
-    return !links.problem({1}).empty();
+    return !links.attempts({1}).problem.empty();
   }));
-  EXPECT_EQ(links.problem({1}), "cannot connect to " + address + ": Connection refused");
+  Links::Attempts attempts = links.attempts({1});
+  EXPECT_EQ(attempts.problem, "cannot connect to " + address + ": Connection refused");
+  EXPECT_TRUE(attempts.refused);
+  EXPECT_FALSE(attempts.own);
+  EXPECT_FALSE(attempts.waiting);
   links.close({1});
-  EXPECT_EQ(links.problem({1}), "");
+  EXPECT_EQ(links.attempts({1}).problem, "");
   EXPECT_EQ(opened, 0u);
 }
 
@@ -250,51 +247,6 @@ TEST(Rendezvous, over_ipv6) {
   ASSERT_TRUE(group.turn_until(
       [&] { return group.sides[2].opened.size() == 1 && group.sides[1].accepted.size() == 1; }));
   expect_chunk_passes(group, group.sides[2].opened[0], group.sides[1].accepted[0], 2, 1);
-}
-
-std::string rendezvous_file(const char* name) {
-  return testing::TempDir() + text("weft-rendezvous-%d-%s", ::getpid(), name);
-}
-
-TEST(Rendezvous, by_a_file_that_is_gone_when_all_have_met) {
-  std::string path = rendezvous_file("new");
-  auto meshes = join_all(4, 1, [&](Options& options) { options.rendezvous = "file:" + path; });
-  ASSERT_NO_FATAL_FAILURE(expect_joined(meshes));
-  struct stat facts {};
-  EXPECT_NE(::stat(path.c_str(), &facts), 0);
-  EXPECT_NE(::stat((path + ".new").c_str(), &facts), 0);
-}
-
-TEST(Rendezvous, by_a_file_that_an_earlier_group_left_behind) {
-  std::string path = rendezvous_file("old");
-  ASSERT_TRUE(write_file(path, text("127.0.0.1:%u\n", unsigned{free_port()})));
-  std::vector<std::optional<Result<Mesh>>> outcomes(2);
-  std::vector<std::thread> threads;
-  for (uint32_t rank : {1u, 0u}) {
-    threads.emplace_back([&, rank] {
-      Options options = options_for(rank, 2, 1);
-      options.rendezvous = "file:" + path;
-      outcomes[rank] = meet(options);
-    });
-    pause_ms(100);  // rank 1 finds the old one first
-  }
-  for (std::thread& thread : threads) thread.join();
-  for (auto& outcome : outcomes) ASSERT_TRUE(outcome->ok()) << outcome->error().message();
-}
-
-TEST(Rendezvous, by_a_file_says_when_nobody_writes_it) {
-  Options options = options_for(1, 2, 1);
-  std::string path = rendezvous_file("none");
-  options.rendezvous = "file:" + path;
-  options.deadline = Nanos::from_millis(50);
-  auto mesh = meet(options);
-  ASSERT_FALSE(mesh);
-  EXPECT_EQ(mesh.error().code(), Code::timeout);
-  EXPECT_THAT(mesh.error().message(), HasSubstr("rank 0 did not write " + path));
-  options = options_for(0, 2, 1);
-  options.rendezvous = "file:/nonexistent/folder/file";
-  EXPECT_THAT(meet(options).error().message(),
-              HasSubstr("cannot write the rendezvous file /nonexistent/folder/file.new: No such"));
 }
 
 TEST(Rendezvous, the_interface_can_be_chosen_and_a_wrong_one_is_named_with_the_others) {

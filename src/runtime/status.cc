@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "group.h"
+#include "status.h"
 
 namespace weft::runtime {
 
@@ -14,9 +15,38 @@ using join::Control;
 namespace {
 
 constexpr size_t kInquiries = 8;
-constexpr Nanos kPatience = Nanos::from_seconds(1);  // for the answers of others
+constexpr Nanos kPatience = Nanos::from_seconds(1);       // for the answers of others
+constexpr size_t kLongest = join::kMaxControlBytes - 16;  // in a control frame
+
+// Names come from outside: bytes that are no text are replaced, and never an exception.
+std::string words_of(const Json& json) {
+  return json.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
 
 }  // namespace
+
+// Of a large group not everything fits into one answer: first the lanes go, then the operations,
+// then all but the numbers of the ranks.
+std::string fitting(Json status, size_t longest) {
+  std::string words = words_of(status);
+  bool of_many = status.contains("answered");
+  for (const char* part : {"lanes", "operations", "host"}) {
+    if (words.size() <= longest) return words;
+    auto drop = [&](Json& one) {
+      if (one.is_object()) one.erase(part);
+    };
+    if (of_many)
+      for (Json& one : status["answered"]) drop(one);
+    else
+      drop(status);
+    status["left_out"].push_back(part);
+    words = words_of(status);
+  }
+  if (words.size() <= longest) return words;
+  status["answered"] = Json::array();
+  status["left_out"].push_back("ranks");
+  return words_of(status);
+}
 
 std::string Group::Impl::status_of_this_rank() {
   Json flights = Json::array();
@@ -43,14 +73,13 @@ std::string Group::Impl::status_of_this_rank() {
          {"bytes_per_s", static_cast<double>(lane.outgoing ? lane.counters.bytes_sent
                                                            : lane.counters.bytes_received) /
                              seconds}});
-  Json out = {
-      {"rank", mesh.rank.index},
-      {"host", options.host},
-      {"pid", static_cast<int>(::getpid())},
-      {"operations", std::move(flights)},
-      {"last_progress_seconds_ago", (now() - engine->progress(now()).last_change).seconds()},
-      {"lanes", std::move(lanes)}};
-  return out.dump();
+  Json out = {{"rank", mesh.rank.index},
+              {"host", options.host},
+              {"pid", static_cast<int>(::getpid())},
+              {"operations", std::move(flights)},
+              {"last_progress_seconds_ago", (now() - engine->progress(now()).last_change).seconds()},
+              {"lanes", std::move(lanes)}};
+  return fitting(std::move(out), kLongest);
 }
 
 // Someone who knows the secret connected.
@@ -98,9 +127,7 @@ void Group::Impl::serve_status(Nanos at) {
       if (is_root() && !inquiry.answers.contains(r)) silent.push_back(r);
     Json answer = {{"ranks", mesh.ranks}, {"answered", std::move(ranks)}, {"silent", silent}};
     Packer words;
-    std::string dumped = answer.dump();
-    if (dumped.size() < join::kMaxControlBytes - 16)
-      inquiry.channel->send(Control::answer, words.string(dumped));
+    inquiry.channel->send(Control::answer, words.string(fitting(std::move(answer), kLongest)));
     inquiry.answered = true;
   }
 }
@@ -142,7 +169,7 @@ std::string Group::status() {
               {"host", impl.options.host},
               {"pid", static_cast<int>(::getpid())},
               {"busy", true}};
-  return out.dump();
+  return words_of(out);
 }
 
 Result<std::string> ask_status(const std::string& address, const std::string& secret,

@@ -19,6 +19,7 @@ inline Options options_for(uint32_t rank, uint32_t ranks, uint16_t port) {
   options.secret = kSecret;
   options.host = text("host%u", rank / 2);
   options.agreement = "the same";
+  options.lanes = 8;
   options.probe = false;
   options.shared_memory = false;
   options.deadline = Nanos::from_seconds(10);
@@ -57,6 +58,7 @@ struct LinkedGroup {
   struct Side {
     std::vector<Line> opened, accepted;
     std::unique_ptr<net::Socket> asked;
+    std::vector<std::pair<Rank, Error>> misbehaved;
     std::unique_ptr<Links> links;
   };
 
@@ -71,6 +73,9 @@ struct LinkedGroup {
         side.accepted.push_back({peer, lane, std::move(socket), std::move(shared)});
       };
       callbacks.asked = [&side](auto socket) { side.asked = std::move(socket); };
+      callbacks.misbehaved = [&side](Rank peer, Error error) {
+        side.misbehaved.emplace_back(peer, std::move(error));
+      };
       side.links = std::make_unique<Links>(*meshes[rank], std::move(callbacks));
     }
   }
