@@ -22,7 +22,11 @@ constexpr Nanos kPatience = Nanos::from_seconds(3);  // with a stranger
 // secret does not count.
 constexpr double kStrangersPerSecond = 3000;
 constexpr double kStrangersAtOnce = 512;
-constexpr int kAdmissionsPerTurn = 16;
+constexpr int kAdmissionsPerTurn = 64;
+// For so long after the last stranger the door is not watched but looked at now and then, in turns
+// that are taken anyway: whoever knocks wakes nobody.
+constexpr Nanos kSiege = Nanos::from_seconds(2);
+constexpr Nanos kLook = Nanos::from_millis(20);
 constexpr Nanos kWithoutDescriptors = Nanos::from_millis(100);
 
 // A stranger may not take the descriptors that the program needs.
@@ -88,10 +92,7 @@ Acceptor::~Acceptor() {
 uint16_t Acceptor::port() const { return listener_->local_port(); }
 
 void Acceptor::watch() {
-  if (watched_) {
-    reactor_.modify(*listener_, EPOLLIN, this);
-    return;
-  }
+  if (watched_) return;
   auto added = reactor_.add(*listener_, EPOLLIN, this);
   watched_ = added.ok();
   if (!added) lack(std::move(added).error());
@@ -99,7 +100,8 @@ void Acceptor::watch() {
 
 void Acceptor::rest(Nanos time) {
   rests_until_ = network_.clock().now() + time;
-  if (watched_) reactor_.modify(*listener_, 0, this);
+  if (watched_) reactor_.remove(*listener_);
+  watched_ = false;
 }
 
 // This process may not have more. Whoever calls waits in the kernel's queue meanwhile.
@@ -111,21 +113,20 @@ void Acceptor::lack(Error error) {
 
 void Acceptor::on_events(uint32_t) {
   Nanos now = network_.clock().now();
+  take_callers(now);
+  if (now < besieged_until_ && !rests_until_) rest(kLook);
+}
+
+void Acceptor::take_callers(Nanos now) {
   budget_ = std::min(kStrangersAtOnce,
                      budget_ + std::max(0.0, (now - budget_at_).seconds()) * kStrangersPerSecond);
   budget_at_ = now;
   for (int turn = 0; turn < kAdmissionsPerTurn; ++turn) {
-    if (budget_ < 1) {
-      rest(Nanos::from_millis(5));
-      return;
-    }
+    if (budget_ < 1) return rest(kLook);
     auto accepted = listener_->accept();
     // A stranger who says nothing has what is missing here.
     if (!accepted && evict(std::nullopt)) accepted = listener_->accept();
-    if (!accepted) {
-      lack(std::move(accepted).error());
-      return;
-    }
+    if (!accepted) return lack(std::move(accepted).error());
     if (!*accepted) return;
     admit(std::move(*accepted));
     if (rests_until_) return;
@@ -192,6 +193,7 @@ void Acceptor::finish(Pending* pending, Result<Hello> outcome) {
   ended_.push_back(std::move(*found));
   pending_.erase(found);
   if (!outcome) {
+    besieged_until_ = network_.clock().now() + kSiege;
     refuse(*socket, "", "it " + outcome.error().message());
     return;
   }
@@ -223,7 +225,12 @@ void Acceptor::tick(Nanos now) {
   }
   if (rests_until_ && now >= *rests_until_) {
     rests_until_.reset();
-    watch();
+    if (now < besieged_until_) {
+      take_callers(now);
+      if (!rests_until_) rest(kLook);
+    } else {
+      watch();
+    }
   }
   refusals_.tick(now);
   log_flush();

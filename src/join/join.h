@@ -168,6 +168,7 @@ class Acceptor final : public net::Reactor::Handler {
  private:
   class Pending;
   void watch();
+  void take_callers(Nanos now);
   void rest(Nanos time);
   void lack(Error error);
   void admit(std::unique_ptr<net::Socket> socket);
@@ -189,6 +190,7 @@ class Acceptor final : public net::Reactor::Handler {
   Nanos budget_at_;
   bool watched_ = false;
   std::optional<Nanos> rests_until_;
+  Nanos besieged_until_{0};
   std::optional<Error> problem_;
   Refusals refusals_;
   uint64_t refused_ = 0;

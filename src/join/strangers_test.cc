@@ -10,6 +10,13 @@
 namespace weft::join {
 namespace {
 
+bool turn_until(Mesh& mesh, const std::function<bool()>& done) {
+  return weft::turn_until(*mesh.reactor, [&] {
+    mesh.acceptor->tick(monotonic_clock().now());
+    return done();
+  });
+}
+
 // Everything that may come to a port. Returns the connections that stay open without a proof.
 std::vector<Fd> send_strangers(uint16_t port) {
   std::vector<Fd> open;
@@ -93,10 +100,10 @@ TEST(Strangers, after_join_are_refused_and_the_job_is_unharmed) {
       }
       done = true;
     });
-    EXPECT_TRUE(turn_until(*mesh->reactor, [&] { return done.load(); }));
+    EXPECT_TRUE(turn_until(*mesh, [&] { return done.load(); }));
     strangers.join();
     // The two that stayed without a word have gone by now.
-    EXPECT_TRUE(turn_until(*mesh->reactor, [&] { return mesh->acceptor->refused() == 8; }))
+    EXPECT_TRUE(turn_until(*mesh, [&] { return mesh->acceptor->refused() == 8; }))
         << mesh->acceptor->refused() << log.all();
   }
   EXPECT_EQ(log.count("it does not know the job's secret"), 9u) << log.all();
@@ -148,7 +155,7 @@ TEST(Strangers, cannot_use_a_proof_that_they_overheard) {
             static_cast<ssize_t>(proof.size()));
   Fd replay = connect_to(mesh.members[0].port);
   send_all(replay.get(), proof);
-  EXPECT_TRUE(turn_until(*mesh.reactor, [&] { return mesh.acceptor->refused() == 1; }));
+  EXPECT_TRUE(turn_until(mesh, [&] { return mesh.acceptor->refused() == 1; }));
   EXPECT_EQ(log.count("does not know the job's secret"), 1u) << log.all();
 }
 
@@ -318,7 +325,7 @@ TEST(Strangers, that_were_reset_are_named_too) {
   linger at_once{1, 0};
   setsockopt(caller.get(), SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once);
   caller.reset();
-  ASSERT_TRUE(turn_until(*meshes[0]->reactor, [&] { return meshes[0]->acceptor->refused() == 1; }));
+  ASSERT_TRUE(turn_until(*meshes[0], [&] { return meshes[0]->acceptor->refused() == 1; }));
   EXPECT_EQ(log.count("refused a connection from 127.0.0.1:"), 1u) << log.all();
 }
 
