@@ -280,6 +280,37 @@ TEST(Peer, cannot_write_through_a_lane_that_it_opens_when_all_is_over) {
   EXPECT_TRUE(std::all_of(alone.data.begin(), alone.data.end(), [](float x) { return x == 77; }));
 }
 
+TEST(Peer, that_opens_a_lane_again_has_one_of_that_number) {
+  Alone alone;
+  alone.engine->start(alone.operation);
+  alone.send(1, Alone::chunk_of(0, 0), 9, 0.5);  // and no more of it will come
+  alone.turns();
+  alone.links->open({1}, 1);
+  ASSERT_TRUE(alone.turn_until([&] { return alone.to_engine.size() == 3; }));
+  alone.turns();
+  auto lanes = alone.engine->lanes();
+  auto open = std::count_if(lanes.begin(), lanes.end(), [](const LaneStatus& lane) {
+    return !lane.outgoing && lane.number == 1 && lane.alive;
+  });
+  EXPECT_EQ(open, 1);
+  std::byte late{};
+  iovec part{&late, 1};
+  alone.to_engine[1]->send(&part, 1);  // into the one that was replaced
+  alone.turns();
+  alone.to_engine.erase(alone.to_engine.begin() + 1);
+  alone.send_all();
+  EXPECT_TRUE(alone.turn_until([&] { return alone.done.contains(4); }));
+  EXPECT_TRUE(alone.lost.empty());
+  expect_result(alone);
+}
+
+TEST(Peer, that_opens_a_lane_beyond_the_plan_is_lost) {
+  Alone alone;
+  alone.links->open({1}, 6);
+  ASSERT_TRUE(alone.turn_until([&] { return !alone.lost.empty(); }));
+  EXPECT_EQ(alone.lost[0], "rank 0 opened lane 6; the plan has 6 lanes");
+}
+
 TEST(Peer, that_sends_what_is_not_due_is_refused) {
   struct {
     std::function<void(ChunkHeader&)> change;

@@ -1,6 +1,8 @@
 // Strangers, who may cost a group nothing, and members who do what no member does.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstring>
@@ -327,6 +329,59 @@ TEST(Strangers, that_were_reset_are_named_too) {
   caller.reset();
   ASSERT_TRUE(turn_until(*meshes[0], [&] { return meshes[0]->acceptor->refused() == 1; }));
   EXPECT_EQ(log.count("refused a connection from 127.0.0.1:"), 1u) << log.all();
+}
+
+// A process that may not have more descriptors does not turn in circles, and nobody is lost.
+TEST(Strangers, wait_while_there_are_no_descriptors) {
+  pid_t child = ::fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    LogLines log;
+    auto reactor = new_reactor();
+    auto listener = net::kernel_network().listen("127.0.0.1", 0);
+    size_t taken = 0;
+    Acceptor acceptor(net::kernel_network(), *reactor, std::move(*listener), kSecret, Identity{},
+                      [&](std::unique_ptr<net::Socket>&, const Hello&) -> Result<void> {
+                        ++taken;
+                        return {};
+                      });
+    Fd caller = connect_to(acceptor.port());
+    Fd spare(::dup(0));
+    rlimit limit{};
+    getrlimit(RLIMIT_NOFILE, &limit);
+    limit.rlim_cur = static_cast<rlim_t>(spare.get() + 1);
+    setrlimit(RLIMIT_NOFILE, &limit);
+    auto turn_for = [&](double seconds) {
+      int turns = 0;
+      for (Nanos from = monotonic_clock().now();
+           (monotonic_clock().now() - from).seconds() < seconds; ++turns) {
+        reactor->run_once(Nanos::from_millis(20));
+        acceptor.tick(monotonic_clock().now());
+      }
+      return turns;
+    };
+    int turns = turn_for(0.5);
+    bool waits = acceptor.problem() && acceptor.unproved() == 0 && turns < 100;
+    bool said = log.count("cannot accept a connection: Too many open files; this process may") == 1;
+    spare.reset();
+    turn_for(0.3);
+    bool goes_on = !acceptor.problem() && acceptor.unproved() == 1;
+    // The next one takes the place of one who says nothing.
+    ::close(0);
+    Fd second(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    sockaddr_in address = loopback(acceptor.port());
+    bool called =
+        ::connect(second.get(), reinterpret_cast<sockaddr*>(&address), sizeof address) == 0;
+    turn_for(0.3);
+    bool replaced = acceptor.refused() == 1 && acceptor.unproved() == 1;
+    if (!(waits && said && goes_on && called && replaced))
+      std::fprintf(stderr, "%d %d %d %d %d, %d turns\n%s", waits, said, goes_on, called, replaced,
+                   turns, log.all().c_str());
+    ::_exit(waits && said && goes_on && called && replaced ? 0 : 1);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
 }
 
 TEST(Refused, are_summed_up_beyond_a_few_lines_a_second) {

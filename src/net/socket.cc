@@ -7,6 +7,7 @@
 #include <net/if.h>
 #include <netdb.h>
 #include <netinet/in.h>
+#include <poll.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -55,8 +56,13 @@ class TcpSocket final : public Socket {
         return std::unique_ptr<Socket>(std::make_unique<TcpSocket>(std::move(connected), from));
       }
       if (errno == EAGAIN || errno == EWOULDBLOCK) return std::unique_ptr<Socket>();
-      if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM)
-        return own_error(errno, "cannot accept a connection");
+      if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
+        // The kernel looks for a descriptor before it looks whether anybody waits.
+        int failure = errno;
+        pollfd waiting{fd_.get(), POLLIN, 0};
+        if (::poll(&waiting, 1, 0) == 0) return std::unique_ptr<Socket>();
+        return own_error(failure, "cannot accept a connection");
+      }
       // Otherwise it is that connection which failed, and the next may not.
       if (errno == EBADF || errno == EINVAL || errno == ENOTSOCK || errno == EOPNOTSUPP)
         return own_error(errno, "cannot accept connections");

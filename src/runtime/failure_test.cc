@@ -1,7 +1,10 @@
 // Ranks that die, stop or fall silent, and strangers at the door; with real processes.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
 
+#include <barrier>
 #include <latch>
 #include <nlohmann/json.hpp>
 
@@ -428,6 +431,55 @@ TEST(Stranger, at_any_port_of_a_running_job_is_refused_and_the_job_unharmed) {
   });
   for (auto& outcome : outcomes) EXPECT_TRUE(outcome) << outcome.error().message();
   EXPECT_THAT(log.all(), HasSubstr("refused a connection from 127.0.0.1"));
+}
+
+// ---- limits ------------------------------------------------------------------------------
+
+TEST(Limits, a_process_without_descriptors_names_itself_and_the_limit) {
+  pid_t child = ::fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    plan::Plan plan;
+    plan.lanes = 4;
+    std::barrier together(4);
+    auto outcomes = run_ranks(
+        4, plan,
+        [&](Group& group, capture::Recorder&) -> Result<void> {
+          WEFT_TRY(group.barrier());
+          together.arrive_and_wait();
+          if (group.rank().index == 0) {
+            Fd next(::dup(0));
+            rlimit limit{};
+            getrlimit(RLIMIT_NOFILE, &limit);
+            limit.rlim_cur = static_cast<rlim_t>(next.get());
+            setrlimit(RLIMIT_NOFILE, &limit);
+          }
+          together.arrive_and_wait();
+          // Lanes to others than the neighbours are not open yet.
+          std::vector<float> in(4000, 1), out(4000);
+          Call call;
+          call.collective = Collective::all_to_all;
+          call.input = in.data();
+          call.output = out.data();
+          call.count = in.size();
+          return group.run(call);
+        },
+        [](Options& options) { options.shared_memory = false; });
+    bool right = true;
+    for (auto& outcome : outcomes) {
+      if (!outcome && outcome.error().code() == Code::io &&
+          outcome.error().message().find("Too many open files; this process may have") !=
+              std::string::npos &&
+          outcome.error().message().find("(ulimit -n)") != std::string::npos)
+        continue;
+      right = false;
+      std::fprintf(stderr, "%s\n", outcome ? "no error" : outcome.error().message().c_str());
+    }
+    ::_exit(right ? 0 : 1);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
 }
 
 // ---- status --------------------------------------------------------------------------------
