@@ -11,7 +11,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   std::span<const std::byte> bytes(reinterpret_cast<const std::byte*>(data), size);
   if (size >= kHello) {
     auto hello = decode_hello(bytes.first<kHello>());
-    if (hello && (hello->agreement.size() > kMaxAgreement || hello->shared.size() > 40))
+    if (hello && (hello->agreement.size() > kMaxAgreement || hello->shared.size() > 40 ||
+                  hello->place.size() > kMaxPlace))
       __builtin_trap();
   }
   Unpacker fields(bytes);
