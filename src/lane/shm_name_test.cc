@@ -198,6 +198,33 @@ TEST(SharedName, is_found_among_thousands_of_others) {
   EXPECT_EQ(left, kOthers);
 }
 
+// Those of other users and of living processes must not use up what a sweep is ready to do.
+TEST(SharedName, is_found_behind_many_that_must_stay) {
+  constexpr int kOthers = 600;
+  for (bool of_another_user : {false, true}) {
+    if (of_another_user && ::geteuid() != 0) continue;  // only root can give a file away
+    SCOPED_TRACE(of_another_user ? "of another user" : "held");
+    Maker before;
+    std::vector<std::unique_ptr<Planted>> others;
+    for (int i = 0; i < kOthers; ++i) {
+      others.push_back(
+          std::make_unique<Planted>(text("/weft-lane-%016x%08x", unsigned(::getpid()), i)));
+      ASSERT_EQ(::flock(others.back()->fd(), LOCK_EX | LOCK_NB), 0);
+      if (!of_another_user) continue;
+      ASSERT_EQ(::fchown(others.back()->fd(), 12345, 12345), 0);
+      ASSERT_EQ(::flock(others.back()->fd(), LOCK_UN), 0);
+    }
+    // One was made before them and one after: whatever the order of the folder, one is behind.
+    Maker after;
+    before.kill();
+    after.kill();
+    shm::sweep();
+    EXPECT_FALSE(exists(before.name()));
+    EXPECT_FALSE(exists(after.name()));
+    for (const auto& other : others) ASSERT_TRUE(exists(other->name()));
+  }
+}
+
 TEST(SharedName, is_kept_by_makers_that_race_with_sweepers) {
   // Each name must be there, and lead to its own file, from its making until its end.
   auto make_many = [] {

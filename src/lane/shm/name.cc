@@ -22,7 +22,7 @@ constexpr std::string_view kPrefix = "/weft-lane-";
 constexpr size_t kRandomBytes = 12;
 constexpr int kNamesTried = 16;
 constexpr int kEntriesRead = 20000;  // a few milliseconds
-constexpr int kFilesOpened = 512;
+constexpr int kNamesRemoved = 512;
 constexpr Nanos kPause = Nanos::from_seconds(1);
 
 bool has_name(const struct stat& facts) { return facts.st_nlink > 0; }
@@ -39,17 +39,18 @@ Result<std::string> random_name() {
   return name;
 }
 
-// Removes `name` if nobody holds it. The lock is kept until the name is gone, so that a maker who
-// has not locked yet sees one or the other.
-void remove_if_abandoned(int folder, const char* name) {
+// Removes `name` if it is this user's and nobody holds it. The lock is kept until the name is gone,
+// so that a maker who has not locked yet sees one or the other. True if it is gone.
+bool remove_if_abandoned(int folder, const char* name) {
   struct stat facts {};
-  if (::fstatat(folder, name, &facts, AT_SYMLINK_NOFOLLOW) != 0 || !is_own_file(facts)) return;
+  if (::fstatat(folder, name, &facts, AT_SYMLINK_NOFOLLOW) != 0 || !is_own_file(facts))
+    return false;
   Fd file(::openat(folder, name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
-  if (!file || ::flock(file.get(), LOCK_EX | LOCK_NB) != 0) return;
-  if (::fstat(file.get(), &facts) != 0 || !is_own_file(facts) || !has_name(facts)) return;
-  if (::unlinkat(folder, name, 0) == 0)
-    WEFT_LOG(lane, info, "removed %s/%s, which a process that was killed left behind", kFolder,
-             name);
+  if (!file || ::flock(file.get(), LOCK_EX | LOCK_NB) != 0) return false;
+  if (::fstat(file.get(), &facts) != 0 || !is_own_file(facts) || !has_name(facts)) return false;
+  if (::unlinkat(folder, name, 0) != 0) return false;
+  WEFT_LOG(lane, info, "removed %s/%s, which a process that was killed left behind", kFolder, name);
+  return true;
 }
 
 }  // namespace
@@ -80,13 +81,14 @@ Result<NamedFile> make_named() {
 void sweep() {
   std::unique_ptr<DIR, int (*)(DIR*)> folder(::opendir(kFolder), &::closedir);
   if (!folder) return;
-  int opened = 0;
-  for (int read = 0; read < kEntriesRead && opened < kFilesOpened; ++read) {
+  // Names of other users and of the living cost a look and are not counted: however many there are,
+  // they do not keep what is behind them.
+  int removed = 0;
+  for (int read = 0; read < kEntriesRead && removed < kNamesRemoved; ++read) {
     const dirent* entry = ::readdir(folder.get());
     if (entry == nullptr) return;
     if (!is_lane_name(std::string("/") + entry->d_name)) continue;
-    ++opened;
-    remove_if_abandoned(::dirfd(folder.get()), entry->d_name);
+    if (remove_if_abandoned(::dirfd(folder.get()), entry->d_name)) ++removed;
   }
 }
 
