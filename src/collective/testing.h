@@ -244,8 +244,8 @@ inline float sum(uint64_t i, uint32_t ranks, uint32_t operation) {
 
 // An all-reduce of fp32 in uneven parts, in place.
 struct Work {
-  Work(uint32_t number, uint64_t elements, const Node& node)
-      : data(elements), rank(node.mesh.rank.index), ranks(node.mesh.ranks) {
+  Work(uint32_t number, uint64_t elements, const Node& on)
+      : data(elements), rank(on.mesh.rank.index), ranks(on.mesh.ranks), node(on) {
     operation.number = number;
     operation.shape.rank = rank;
     operation.shape.ranks = ranks;
@@ -259,6 +259,12 @@ struct Work {
     }
     operation.input = operation.output;
   }
+  // Its memory goes: an engine that has not finished with it may not go on.
+  ~Work() {
+    if (!node.done.contains(key())) node.engine->halt();
+  }
+  Work(const Work&) = delete;
+  Work& operator=(const Work&) = delete;
   // The first element that is not the sum of all ranks; none if all are.
   std::optional<uint64_t> wrong() const {
     for (uint64_t i = 0; i < data.size(); ++i)
@@ -270,6 +276,7 @@ struct Work {
   Operation operation;
   std::vector<float> data;
   uint32_t rank, ranks;
+  const Node& node;
 };
 
 }  // namespace weft::collective::testing_support

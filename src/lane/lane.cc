@@ -115,6 +115,8 @@ void Lane::resume() {
   if (!failed_) update_interest();
 }
 
+// Often called by the handler, out of one of its own calls: so after each of them everybody here
+// looks at failed_ before he touches anything.
 void Lane::halt() {
   if (failed_) return;
   failed_ = true;
@@ -167,7 +169,9 @@ bool Lane::send_one() {
 bool Lane::push_out() {
   if (!sending_) {
     out_.payload.clear();
-    if (!handler_.take(index_, out_)) {
+    bool took = handler_.take(index_, out_);
+    if (failed_) return false;  // halted meanwhile: what it gave may be gone
+    if (!took) {
       want_write_ = false;
       return false;
     }
@@ -225,6 +229,7 @@ void Lane::chunk_left(Nanos now) {
     unsettled_.push_back(std::move(unsettled));
   }
   handler_.sent(index_, out_.header, out_.token, {out_first_, now});
+  if (failed_) return;
   if (retained || !needs_receipt) handler_.settled(index_, out_.header, out_.token);
 }
 
@@ -269,6 +274,7 @@ void Lane::receive_receipts() {
         handler_.settled(index_, arrived.header, arrived.token);
       else if (spare_.size() < kReceiptChunks)
         spare_.push_back(std::move(arrived.payload));
+      if (failed_) return;
     }
   }
   // This buffer is also what update_interest() looks at on the other side.
@@ -298,10 +304,12 @@ std::vector<Lane::Unsettled> Lane::take_unsettled() {
 
 // ---- receiving ---------------------------------------------------------------------------
 
-// The header is complete: asks where the payload goes. Returns false if the lane failed.
+// The header is complete: asks where the payload goes. Returns false if the lane failed or was
+// halted.
 bool Lane::begin_payload() {
   bool can_stay = socket_->shared() && in_header_.length <= socket_->shared_capacity() / 2;
   auto landing = handler_.arriving(index_, in_header_, can_stay);
+  if (failed_) return false;  // halted meanwhile: the place may be gone
   if (!landing) {
     fail(std::move(landing).error());
     return false;
@@ -327,7 +335,8 @@ bool Lane::begin_payload() {
   return true;
 }
 
-// The payload is complete: checks it and hands it over. Returns false if the lane failed.
+// The payload is complete: checks it and hands it over. Returns false if the lane failed or was
+// halted.
 bool Lane::end_payload(const std::byte* in_place, Nanos now) {
   in_payload_ = false;
   if (!socket_->shared() && in_header_.checksum != 0) {
@@ -343,11 +352,9 @@ bool Lane::end_payload(const std::byte* in_place, Nanos now) {
   ++counters_.chunks_received;
   unreceipted_bytes_ += in_header_.length;
   if (in_header_.length > kRetainedBytes || in_header_.wants_receipt) receipt_urgent_ = true;
-  if (auto taken = handler_.arrived(index_, in_header_, in_place, {in_first_, now}); !taken) {
+  if (auto taken = handler_.arrived(index_, in_header_, in_place, {in_first_, now}); !taken)
     fail(std::move(taken).error());
-    return false;
-  }
-  return true;
+  return !failed_;
 }
 
 void Lane::send_receipts(bool all) {
@@ -381,7 +388,7 @@ void Lane::send_receipt(bool owed) {
   }
 }
 
-// Headers and payloads from what was read ahead. Returns false if the lane failed.
+// Headers and payloads from what was read ahead. Returns false if the lane failed or was halted.
 bool Lane::use_ahead() {
   size_t used = 0;
   while (!paused_) {
