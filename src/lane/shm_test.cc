@@ -141,14 +141,14 @@ TEST(Bells, ring_only_for_a_reader_that_sleeps) {
   std::vector<std::byte> bytes = noise(100, 1);
   ASSERT_EQ(put(*ends.out, bytes), 100);
   EXPECT_EQ(Ends::bells(*ends.in), 0u);
-  EXPECT_EQ(ends.in->shared_events(EPOLLIN, true), uint32_t{EPOLLIN}) << "it was written before";
+  EXPECT_EQ(ends.in->memory_events(EPOLLIN, true), uint32_t{EPOLLIN}) << "it was written before";
   ends.in->consume(100);
-  EXPECT_EQ(ends.in->shared_events(EPOLLIN, true), 0u);
+  EXPECT_EQ(ends.in->memory_events(EPOLLIN, true), 0u);
   ASSERT_EQ(put(*ends.out, bytes), 100);
   ASSERT_EQ(put(*ends.out, bytes), 100);
   EXPECT_EQ(Ends::bells(*ends.in), 1u) << "once is enough";
   EXPECT_EQ(ends.in->peek().size(), 200u);
-  EXPECT_EQ(ends.in->shared_events(0, true), 0u) << "not asked for";
+  EXPECT_EQ(ends.in->memory_events(0, true), 0u) << "not asked for";
 }
 
 TEST(Bells, ring_for_a_writer_that_waits_for_room) {
@@ -157,15 +157,15 @@ TEST(Bells, ring_for_a_writer_that_waits_for_room) {
   std::vector<std::byte> bytes(both.made->capacity());
   EXPECT_EQ(put(*ends.out, bytes), static_cast<ssize_t>(bytes.size()));
   EXPECT_EQ(put(*ends.out, bytes), -EAGAIN);
-  EXPECT_EQ(ends.out->shared_events(EPOLLOUT, false), 0u);
-  EXPECT_EQ(ends.out->shared_events(EPOLLOUT, true), 0u);
+  EXPECT_EQ(ends.out->memory_events(EPOLLOUT, false), 0u);
+  EXPECT_EQ(ends.out->memory_events(EPOLLOUT, true), 0u);
   ends.in->consume(bytes.size() / 4);
   EXPECT_EQ(Ends::bells(*ends.out), 0u) << "not worth waking for";
   ends.in->consume(bytes.size() / 4);
   EXPECT_EQ(Ends::bells(*ends.out), 1u);
   ends.in->consume(bytes.size() / 4);
   EXPECT_EQ(Ends::bells(*ends.out), 0u);
-  EXPECT_EQ(ends.out->shared_events(EPOLLOUT, false), uint32_t{EPOLLOUT});
+  EXPECT_EQ(ends.out->memory_events(EPOLLOUT, false), uint32_t{EPOLLOUT});
   EXPECT_EQ(put(*ends.out, bytes), static_cast<ssize_t>(bytes.size() / 4 * 3));
 }
 

@@ -32,11 +32,20 @@ struct TcpInfo {
   uint64_t delivery_bytes_per_s = 0;
 };
 
+// What one side needs to go on with a sealed connection: a key for each direction, and how many
+// records went either way.
+struct Seal {
+  using Key = std::array<std::byte, 32>;
+  Key send{}, receive{};
+  uint64_t sent = 0, received = 0;
+};
+
 // One end of a connection, or a place where connections are accepted. Nothing blocks.
 class Socket {
  public:
   virtual ~Socket() = default;
-  // Bytes moved; 0 from receive() is the end of the connection; -errno otherwise.
+  // Bytes moved; 0 from receive() is the end of the connection; -errno otherwise. Bytes that
+  // send() did not take are offered again, the same ones first: they may be sealed already.
   virtual ssize_t send(const iovec* parts, size_t count) = 0;
   virtual ssize_t receive(const iovec* parts, size_t count) = 0;
   // The next one who called; null if nobody waits. An error is this process's: it lacks
@@ -51,6 +60,15 @@ class Socket {
   virtual void limit_rate(double bytes_per_s) { (void)bytes_per_s; }
   virtual std::optional<TcpInfo> tcp_info() const { return std::nullopt; }
   virtual int fd() const { return -1; }  // the kernel's number for it, if it has one
+  // What carries the bytes: a socket that only changes them names the one behind it.
+  virtual Socket& carrier() { return *this; }
+  // Where -EBADMSG was told: what was wrong with the bytes that came.
+  virtual std::string problem() const { return {}; }
+  // Bytes are encrypted and proved, so that nobody on the way can read or change them.
+  virtual bool sealed() const { return false; }
+  // For another process that goes on with the descriptor; nothing if the connection is not sealed.
+  // REQUIRES: nothing was received or sent yet.
+  virtual std::optional<Seal> hand_over_seal() const { return std::nullopt; }
   // Both ends are on this machine: bytes go from memory to memory, and no link can damage them.
   virtual bool inside_machine() const { return false; }
 
@@ -59,9 +77,11 @@ class Socket {
   virtual std::span<const std::byte> peek() { return {}; }
   virtual void consume(size_t bytes) { (void)bytes; }
   virtual size_t shared_capacity() const { return 0; }
+  // Bytes may wait in memory where the kernel sees nothing of them: a reactor asks the socket too.
+  virtual bool in_memory() const { return shared(); }
   // Which of `events` the memory is ready for. A side that is `sleeping` wants a bell for the
   // others.
-  virtual uint32_t shared_events(uint32_t events, bool sleeping) {
+  virtual uint32_t memory_events(uint32_t events, bool sleeping) {
     (void)events, (void)sleeping;
     return 0;
   }
@@ -126,6 +146,19 @@ class KeptFromChildren {
 // How many forks lie between this process and the one that loaded weft: what was made at another
 // number belongs to a parent, and its threads are not here.
 uint64_t times_forked();
+
+// ---- sealed connections ------------------------------------------------------------------
+//
+// Records of at most 64 KiB: length, ciphertext, proof (AES-256-GCM). Their numbers are part of the
+// proof, so one that was changed, repeated, left out or moved ends the connection with -EBADMSG.
+// docs/design/0004-sealed-connections.md has the reasons; docs/wire.md the bytes.
+
+// Keys from a secret and what both sides of one connection have said: the same on both, with the
+// directions exchanged. `context` is what the connection claims to be.
+Seal derive_seal(std::string_view secret, std::span<const std::byte> connector_nonce,
+                 std::span<const std::byte> acceptor_nonce, std::span<const std::byte> context,
+                 bool connector);
+std::unique_ptr<Socket> seal(std::unique_ptr<Socket> inner, const Seal& keys);
 
 // ---- addresses ---------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ namespace {
 
 constexpr Nanos kLongestWait = Nanos::from_seconds(60);  // milliseconds in an int
 
-// epoll, and beside it the sockets whose bytes go through memory: those are looked at directly.
+// epoll, and beside it the sockets whose bytes may wait in memory: those are asked directly.
 class EpollReactor final : public Reactor {
  public:
   Result<void> begin() {
@@ -21,6 +21,8 @@ class EpollReactor final : public Reactor {
     if (!epoll_) return own_error(errno, "cannot wait for connections");
     wake_ = Fd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
     if (!wake_) return own_error(errno, "cannot wait for connections");
+    epoll_kept_.emplace(epoll_.get());
+    wake_kept_.emplace(wake_.get());
     if (control(EPOLL_CTL_ADD, wake_.get(), EPOLLIN, kWake) != 0)
       return own_error(errno, "cannot wait for connections");
     return {};
@@ -32,7 +34,7 @@ class EpollReactor final : public Reactor {
       return own_error(errno, "cannot watch a connection");
     if (places_.size() <= fd) places_.resize(fd + 1);
     places_[fd] = {handler, next_++};
-    if (socket.shared()) shared_.push_back({&socket, events, handler});
+    if (socket.in_memory()) asked_.push_back({&socket, events, handler});
     return {};
   }
   void modify(Socket& socket, uint32_t events, Handler* handler) override {
@@ -42,24 +44,23 @@ class EpollReactor final : public Reactor {
       place.handler = handler;
       uint64_t word = place.number << 32 | static_cast<uint32_t>(socket.fd());
       WEFT_CHECK(control(EPOLL_CTL_MOD, socket.fd(), events, word) == 0);
-      return;
     }
-    for (Shared& place : shared_)
-      if (place.socket == &socket) place.events = events;
+    for (Asked& place : asked_)
+      if (place.socket == &socket) place = {&socket, events, handler};
   }
   void remove(Socket& socket) override {
     epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, socket.fd(), nullptr);
     if (static_cast<size_t>(socket.fd()) < places_.size())
       places_[static_cast<size_t>(socket.fd())] = {};
-    std::erase_if(shared_, [&](const Shared& place) { return place.socket == &socket; });
+    std::erase_if(asked_, [&](const Asked& place) { return place.socket == &socket; });
     ++generation_;
   }
 
   bool run_once(Nanos timeout) override {
-    bool any = serve_shared(false);
+    bool any = ask_all(false);
     // Whoever writes from now on must ring; what was written just before is seen here.
-    bool sleeps = !any && timeout.count > 0 && !shared_.empty();
-    if (sleeps) any = serve_shared(true);
+    bool sleeps = !any && timeout.count > 0 && !asked_.empty();
+    if (sleeps) any = ask_all(true);
     std::array<epoll_event, 64> events;
     int64_t left = any ? 0 : std::clamp<int64_t>(timeout.count, 0, kLongestWait.count);
     auto milliseconds = static_cast<int>((left + 999'999) / 1'000'000);
@@ -93,7 +94,7 @@ class EpollReactor final : public Reactor {
   };
   static constexpr uint64_t kWake = 0;
 
-  struct Shared {
+  struct Asked {
     Socket* socket;
     uint32_t events;
     Handler* handler;
@@ -111,11 +112,11 @@ class EpollReactor final : public Reactor {
     return epoll_ctl(epoll_.get(), what, fd, &event);
   }
 
-  bool serve_shared(bool sleeping) {
+  bool ask_all(bool sleeping) {
     bool any = false;
-    for (size_t i = 0; i < shared_.size(); ++i) {
-      Shared place = shared_[i];
-      uint32_t ready = place.socket->shared_events(place.events, sleeping);
+    for (size_t i = 0; i < asked_.size(); ++i) {
+      Asked place = asked_[i];
+      uint32_t ready = place.socket->memory_events(place.events, sleeping);
       if (ready == 0) continue;
       any = true;
       uint64_t generation = generation_;
@@ -128,11 +129,10 @@ class EpollReactor final : public Reactor {
   Fd epoll_;
   Fd wake_;
   // A child that removed its copies of sockets here would remove its parent's.
-  KeptFromChildren epoll_kept_{epoll_.get()};
-  KeptFromChildren wake_kept_{wake_.get()};
+  std::optional<KeptFromChildren> epoll_kept_, wake_kept_;
   std::vector<Place> places_;  // by descriptor
   uint64_t next_ = 1;          // of registrations; 32 bits of it tell two of one round apart
-  std::vector<Shared> shared_;
+  std::vector<Asked> asked_;
   uint64_t generation_ = 0;  // grows when a handler is removed
 };
 

@@ -83,7 +83,7 @@ class Writer final : public RingSocket {
     return static_cast<ssize_t>(put);
   }
 
-  uint32_t shared_events(uint32_t events, bool sleeping) override {
+  uint32_t memory_events(uint32_t events, bool sleeping) override {
     if ((events & EPOLLOUT) == 0) return 0;
     // Enough room to be worth a turn.
     if (room_for() >= segment_->capacity() / 4) {
@@ -123,7 +123,7 @@ class Reader final : public RingSocket {
     size_t left = filled(head_.written.load(std::memory_order_acquire), at_);
     if (left <= segment_->capacity() / 2 && head_.writer_sleeps.exchange(0) != 0) ring();
   }
-  uint32_t shared_events(uint32_t events, bool sleeping) override {
+  uint32_t memory_events(uint32_t events, bool sleeping) override {
     if ((events & EPOLLIN) == 0) return 0;
     if (news()) return EPOLLIN;
     if (!sleeping) return 0;

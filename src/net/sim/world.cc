@@ -119,9 +119,9 @@ class SimReactor final : public Reactor {
   SimReactor(World::Impl& world, uint32_t rank) : world_(world), rank_(rank) {}
 
   Result<void> add(Socket& socket, uint32_t events, Handler* handler) override {
-    auto* known = dynamic_cast<SimSocket*>(&socket);
+    auto* known = dynamic_cast<SimSocket*>(&socket.carrier());
     WEFT_CHECK(known != nullptr);
-    places_.push_back({known, events, handler});
+    places_.push_back({&socket, known, events, handler});
     return {};
   }
   void modify(Socket& socket, uint32_t events, Handler* handler) override {
@@ -163,12 +163,15 @@ class SimReactor final : public Reactor {
 
  private:
   struct Place {
-    SimSocket* socket;
+    Socket* socket;
+    SimSocket* carrier;
     uint32_t events;
     Handler* handler;
   };
   static uint32_t ready_events(const Place& place) {
-    return place.socket->events() & (place.events | EPOLLERR | EPOLLHUP);
+    uint32_t ready = place.carrier->events() & (place.events | EPOLLERR | EPOLLHUP);
+    if (place.socket->in_memory()) ready |= place.socket->memory_events(place.events, false);
+    return ready;
   }
 
   World::Impl& world_;
