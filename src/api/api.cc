@@ -28,11 +28,12 @@ Result<membership::Membership> find_membership(const membership::Lookup& lookup)
   return alone;
 }
 
-Result<bool> find_shared_memory(const membership::Lookup& lookup) {
-  auto value = lookup("WEFT_SHARED_MEMORY");
-  if (!value || *value == "1") return true;
-  if (*value == "0") return false;
-  return error(Code::invalid_argument, "WEFT_SHARED_MEMORY is \"%s\": expected 0 or 1",
+// A switch of the environment: 0 or 1.
+Result<bool> find_switch(const membership::Lookup& lookup, const char* name, bool otherwise) {
+  auto value = lookup(name);
+  if (!value) return otherwise;
+  if (*value == "0" || *value == "1") return *value == "1";
+  return error(Code::invalid_argument, "%s is \"%s\": expected 0 or 1", name,
                shown(*value).c_str());
 }
 
@@ -89,7 +90,12 @@ Result<runtime::Options> find_options(const JoinOptions& given, const membership
   if (given.shared_memory) {
     options.shared_memory = *given.shared_memory;
   } else {
-    WEFT_ASSIGN(options.shared_memory, find_shared_memory(lookup));
+    WEFT_ASSIGN(options.shared_memory, find_switch(lookup, "WEFT_SHARED_MEMORY", true));
+  }
+  if (given.sealed) {
+    options.sealed = *given.sealed;
+  } else {
+    WEFT_ASSIGN(options.sealed, find_switch(lookup, "WEFT_SEAL", false));
   }
   WEFT_ASSIGN(options.costs, find_costs(lookup));
   WEFT_ASSIGN(options.join_deadline,

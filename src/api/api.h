@@ -15,6 +15,7 @@
 //   WEFT_TRACE                  a folder: each rank records into a file of its own there
 //   WEFT_INTERFACE              the network interface to use
 //   WEFT_SHARED_MEMORY          0: no shared memory between ranks on one host
+//   WEFT_SEAL                   1: what goes between hosts is encrypted and proved
 //   WEFT_JOIN_TIMEOUT           how long to wait for the others at the start, "30s"
 //   WEFT_PROGRESS_TIMEOUT       operations in flight and nothing moves for that long, "30s"
 //
@@ -60,6 +61,7 @@ struct JoinOptions {
   std::optional<std::string> trace;  // a folder, made if need be; empty: no recording
   std::optional<std::string> interface;
   std::optional<bool> shared_memory;
+  std::optional<bool> sealed;  // the same on all ranks
   std::optional<Nanos> join_timeout;
   std::optional<Nanos> progress_timeout;
   // Measures the network when joining, for at most a second; absent: if a trace is recorded, which

@@ -113,6 +113,7 @@ TEST(Join, uses_shared_memory_on_one_host_unasked) {
 TEST(Join, refuses_wrong_variables_by_name) {
   EXPECT_THAT(refusal({{"WEFT_SHARED_MEMORY", "maybe"}}),
               HasSubstr("WEFT_SHARED_MEMORY is \"maybe\""));
+  EXPECT_THAT(refusal({{"WEFT_SEAL", "yes"}}), HasSubstr("WEFT_SEAL is \"yes\""));
   EXPECT_THAT(refusal({{"WEFT_PROGRESS_TIMEOUT", "soon\n"}}),
               HasSubstr("WEFT_PROGRESS_TIMEOUT is \"soon?\""));
   EXPECT_THAT(refusal({{"WEFT_PROGRESS_TIMEOUT", "-1s"}}), HasSubstr("WEFT_PROGRESS_TIMEOUT"));

@@ -180,7 +180,7 @@ TEST(Engine, operations_that_differ_are_refused_by_both_names) {
 }
 
 TEST(Engine, that_is_halted_leaves_memory_alone) {
-  constexpr size_t kBytes = 32u << 20;
+  constexpr size_t kBytes = 8u << 20;
   for (bool shared : {false, true}) {
     std::atomic<bool> halted = false;
     run_nodes({.shared_memory = shared}, [&](Node& node) {

@@ -189,6 +189,7 @@ void Acceptor::finish(Pending* pending, Result<Hello> outcome) {
                             [&](const auto& held) { return held.get() == pending; });
   WEFT_CHECK(found != pending_.end());
   std::unique_ptr<net::Socket> socket = std::move(pending->socket_);
+  if (outcome) socket = pending->handshake_.finished(std::move(socket));
   // The caller is a member function of *pending: it must outlive this call.
   ended_.push_back(std::move(*found));
   pending_.erase(found);

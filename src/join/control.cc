@@ -82,13 +82,18 @@ void ControlChannel::on_events(uint32_t epoll_events) {
     if (flushed()) reactor_.modify(*socket_, EPOLLIN, this);
   }
   std::array<std::byte, 16384> buffer;
-  bool closed = false;
+  std::optional<Error> closed;
   for (;;) {
     iovec part{buffer.data(), buffer.size()};
     ssize_t got = socket_->receive(&part, 1);
     if (got == -EAGAIN || got == -EWOULDBLOCK) break;
     if (got <= 0) {
-      closed = true;  // what came before is still read: it may say why
+      // What came before is still read: it may say why.
+      closed = got == 0 ? error(Code::peer_lost, "connection closed")
+               : got == -EBADMSG
+                   ? error(Code::corrupt, "%s", socket_->problem().c_str())
+                   : Error(Code::peer_lost,
+                           text("receiving failed: %s", std::strerror(static_cast<int>(-got))));
       break;
     }
     in_.insert(in_.end(), buffer.begin(), buffer.begin() + got);
@@ -109,7 +114,7 @@ void ControlChannel::on_events(uint32_t epoll_events) {
     used += kFrameHead + length;
   }
   in_.erase(in_.begin(), in_.begin() + static_cast<ptrdiff_t>(used));
-  if (closed) fail(error(Code::peer_lost, "connection closed"));
+  if (closed) fail(std::move(*closed));
 }
 
 }  // namespace weft::join

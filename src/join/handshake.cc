@@ -30,6 +30,7 @@ struct WireHello {
   uint64_t attempt;
   uint32_t to;
   char place[kMaxPlace];
+  uint8_t sealed;
 };
 static_assert(sizeof(WireHello) == kHello);
 
@@ -64,6 +65,7 @@ std::array<std::byte, kHello> encode_hello(const Hello& hello) {
   wire.attempt = hello.attempt;
   wire.to = hello.to;
   std::memcpy(wire.place, hello.place.data(), std::min(hello.place.size(), kMaxPlace));
+  wire.sealed = hello.sealed ? 1 : 0;
   std::array<std::byte, kHello> bytes;
   std::memcpy(bytes.data(), &wire, kHello);
   return bytes;
@@ -89,6 +91,7 @@ Result<Hello> decode_hello(std::span<const std::byte, kHello> bytes) {
   hello.attempt = wire.attempt;
   hello.to = wire.to;
   hello.place.assign(wire.place, strnlen(wire.place, kMaxPlace));
+  hello.sealed = wire.sealed != 0;
   return hello;
 }
 
@@ -217,6 +220,15 @@ Result<bool> Handshake::receive(net::Socket& socket) {
   if (got <= 0) return ended(static_cast<int>(-got));
   in_.insert(in_.end(), buffer.begin(), buffer.begin() + got);
   return true;
+}
+
+std::unique_ptr<net::Socket> Handshake::finished(std::unique_ptr<net::Socket> socket) const {
+  WEFT_CHECK(proved_);
+  if (!hello_.sealed) return socket;
+  bool connector = role_ == Role::connector;
+  return net::seal(std::move(socket),
+                   net::derive_seal(secret_, connector ? own_nonce_ : peer_nonce_,
+                                    connector ? peer_nonce_ : own_nonce_, hello_bytes_, connector));
 }
 
 namespace {

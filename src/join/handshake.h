@@ -19,7 +19,7 @@ namespace weft::join {
 inline constexpr size_t kNonce = 32;
 inline constexpr size_t kMac = 32;
 inline constexpr size_t kHello = 192;
-inline constexpr size_t kMaxPlace = 60;
+inline constexpr size_t kMaxPlace = 59;
 inline constexpr std::array<char, 8> kMagic = {'w', 'e', 'f', 't', '/', '3', '\r', '\n'};
 inline constexpr size_t kChallenge = kMagic.size() + kNonce;
 inline constexpr size_t kProof = kNonce + kHello + kMac;
@@ -28,6 +28,12 @@ std::array<std::byte, kHello> encode_hello(const Hello& hello);
 Result<Hello> decode_hello(std::span<const std::byte, kHello> bytes);
 // Whether `hello` was meant for this door.
 Result<void> is_meant(const Hello& hello, const Identity& self);
+
+// Why a connection is refused whose seal is not what this rank was told to use.
+inline const char* sealed_differs(bool is_sealed) {
+  return is_sealed ? "it is sealed, and this rank was started without WEFT_SEAL=1"
+                   : "it is not sealed, and this rank was started with WEFT_SEAL=1";
+}
 
 // One side of the exchange, fed by a non-blocking socket.
 class Handshake {
@@ -41,6 +47,8 @@ class Handshake {
   bool wants_write() const { return sent_ < out_.size(); }
   bool silent() const { return in_.empty() && stage_ == 0; }  // nothing has come yet
   const Hello& hello() const { return hello_; }               // the connector's; valid when done
+  // The connection for what follows: sealed if the hello says so. REQUIRES: the proof is done.
+  std::unique_ptr<net::Socket> finished(std::unique_ptr<net::Socket> socket) const;
 
  private:
   Result<void> message_complete();
@@ -84,7 +92,7 @@ class Dial final : public net::Reactor::Handler {
   const std::string& last_problem() const { return problem_; }
   bool refused() const { return refused_; }                         // nobody listens there
   const std::optional<Error>& own_problem() const { return own_; }  // this process's fault
-  std::unique_ptr<net::Socket> take() { return std::move(socket_); }
+  std::unique_ptr<net::Socket> take() { return handshake_->finished(std::move(socket_)); }
 
  private:
   void attempt(Nanos now);

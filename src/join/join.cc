@@ -48,6 +48,7 @@ class Joiner {
     mesh_.network = &network_;
     mesh_.secret = options.secret;
     mesh_.agreement = options.agreement;
+    mesh_.sealed = options.sealed;
     mesh_.members.resize(options.ranks);
     mesh_.early = std::make_shared<EarlyLanes>();
     mesh_.control.resize(is_root() ? options.ranks : 1);
@@ -94,6 +95,7 @@ class Joiner {
     out.lanes = options_.lanes;
     out.probe = options_.probe ? 1 : 0;
     out.agreement = options_.agreement;
+    out.sealed = options_.sealed;
     return out;
   }
 
@@ -121,6 +123,9 @@ class Joiner {
     Rank own = peer.purpose == Purpose::control ? options_.rank : mesh_.rank;
     if (peer.rank >= options_.ranks || peer.rank == own.index)
       return refuse("it is not one of the other ranks");
+    // Of a control channel that is said to everyone (compare()).
+    if (peer.purpose != Purpose::control && peer.sealed != options_.sealed)
+      return refuse(sealed_differs(peer.sealed));
     if (peer.purpose == Purpose::control) {
       if (!is_root()) return refuse("control channels go to rank 0");
       if (formed_) return refuse("the group has formed without it");
@@ -209,6 +214,11 @@ class Joiner {
           "rank %u differs: it has plan and job %s, rank 0 has %s; all ranks need the same "
           "plan and the same tensors",
           peer.rank, peer.agreement.c_str(), options_.agreement.c_str());
+    if (peer.sealed != options_.sealed)
+      return error(Code::invalid_argument,
+                   "rank %u was started with WEFT_SEAL=%d, rank 0 with WEFT_SEAL=%d: set it alike "
+                   "on all ranks",
+                   peer.rank, peer.sealed ? 1 : 0, options_.sealed ? 1 : 0);
     if (peer.lanes != options_.lanes || (peer.probe != 0) != options_.probe)
       return error(Code::invalid_argument, "rank %u was started with other options than rank 0",
                    peer.rank);
@@ -536,6 +546,7 @@ Result<std::unique_ptr<net::Socket>> call(const std::string& address, const std:
   WEFT_ASSIGN(auto reactor, network.reactor());
   Hello hello;
   hello.purpose = purpose;
+  hello.sealed = true;  // whatever the job does: what is told may name hosts and tensors
   uint64_t attempts = 0;
   Dial dial(network, *reactor, place.host, place.port, secret, hello, attempts);
   Nanos until = network.clock().now() + deadline;

@@ -111,6 +111,7 @@ struct Hello {
   // Whom it means to reach: a proof that was made for one rank is worth nothing at another's door.
   uint32_t to = kAnyRank;  // status: whoever listens there
   std::string place;       // lane, probe: where, as the table of members has it
+  bool sealed = false;    // what follows the proof is sealed (net::seal)
   uint64_t attempt = 0;    // grows with every connection that the rank tries to open
 };
 
@@ -218,6 +219,7 @@ struct Options {
   uint16_t lanes = 1;
   bool probe = true;          // open the connections that probe::measure() needs
   bool shared_memory = true;  // with ranks on this host
+  bool sealed = false;        // connections, with keys made from the secret; alike on all ranks
   Nanos deadline = Nanos::from_seconds(30);
   net::Network* network = nullptr;  // null: the kernel's
   // After a failure: `rank` and `ranks` are those of the group that failed; those of its ranks that
@@ -238,6 +240,7 @@ struct Mesh {
   net::Network* network = nullptr;
   std::string secret;
   std::string agreement;
+  bool sealed = false;
   std::vector<Member> members;  // by rank
   std::unique_ptr<net::Reactor> reactor;
   std::unique_ptr<Acceptor> acceptor;                    // of ranks > 1

@@ -342,5 +342,46 @@ TEST(Control, a_length_of_4_gib_while_joining_names_the_rank) {
   ASSERT_FALSE(meshes[2]);
 }
 
+// ---- sealed groups -----------------------------------------------------------------------
+
+TEST(Sealed, a_group_joins_and_everything_it_says_is_sealed) {
+  auto meshes = join_all(4, free_port(), [](Options& options) {
+    options.sealed = true;
+    options.probe = true;
+  });
+  expect_joined(meshes);
+  for (const auto& mesh : meshes) {
+    EXPECT_TRUE(mesh->sealed);
+    for (const auto& socket : mesh->probe_out) EXPECT_TRUE(socket->sealed());
+    for (const auto& socket : mesh->probe_in) EXPECT_TRUE(socket->sealed());
+  }
+  LinkedGroup group(meshes);
+  group.sides[1].links->open({2}, 0);
+  ASSERT_TRUE(group.turn_until(
+      [&] { return !group.sides[1].opened.empty() && !group.sides[2].accepted.empty(); }));
+  EXPECT_TRUE(group.sides[1].opened[0].socket->sealed());
+  EXPECT_TRUE(group.sides[2].accepted[0].socket->sealed());
+}
+
+TEST(Sealed, data_flows_both_ways) {
+  auto meshes = join_all(3, free_port(), [](Options& options) { options.sealed = true; });
+  expect_joined(meshes);
+  expect_data_flows(meshes);
+}
+
+TEST(Sealed, a_rank_that_differs_is_named_with_what_to_set) {
+  for (uint32_t odd : {0u, 2u}) {
+    auto meshes = join_all(3, free_port(),
+                           [&](Options& options) { options.sealed = options.rank.index == odd; });
+    for (uint32_t rank = 0; rank < 3; ++rank) {
+      ASSERT_FALSE(meshes[rank].ok());
+      EXPECT_THAT(meshes[rank].error().message(),
+                  HasSubstr(odd == 0 ? "was started with WEFT_SEAL=0, rank 0 with WEFT_SEAL=1"
+                                     : "rank 2 was started with WEFT_SEAL=1, rank 0 with"))
+          << rank;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace weft::join

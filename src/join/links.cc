@@ -39,6 +39,7 @@ Result<void> Links::accept(std::unique_ptr<net::Socket>& socket, const Hello& he
   if (hello.rank >= mesh_.ranks || hello.rank == mesh_.rank.index)
     return refuse("it is not one of the other ranks");
   if (hello.agreement != mesh_.agreement) return refuse("it belongs to another group");
+  if (hello.sealed != mesh_.sealed) return refuse(sealed_differs(hello.sealed));
   if (hello.purpose != Purpose::lane) return refuse("the group is complete");
   if (hello.to != mesh_.rank.index) return refuse("it means another rank");
   WEFT_TRY(accept_lane(hello));
@@ -95,6 +96,7 @@ void Links::open(Rank peer, uint16_t lane) {
   hello.agreement = mesh_.agreement;
   hello.to = peer.index;
   hello.place = place_of(member.address, member.port);
+  hello.sealed = mesh_.sealed;
   std::shared_ptr<lane::shm::Segment> shared;
   if (member.shares_memory) {
     auto made = lane::shm::make();

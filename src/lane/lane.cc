@@ -61,6 +61,9 @@ Lane::Lane(Role role, net::Reactor& reactor, std::unique_ptr<net::Socket> socket
   // Data that waits unsent in the kernel can no longer be overtaken by something more urgent, and
   // hides from us which lane is slow. Buffers themselves are left to the kernel.
   socket_->limit_unsent(unsent_limit);
+  // A seal proves more than a checksum.
+  checks_ = !socket_->sealed();
+  needs_checksums_ = !socket_->sealed() && !offered_ && !socket_->inside_machine();
   if (role_ == Role::in) {
     // The greeting: from now on chunks may come, through memory if that is possible.
     Receipt greeting;
@@ -91,6 +94,16 @@ void Lane::fail(Error error) {
   failed_ = true;
   reactor_.remove(*socket_);
   on_error_(index_, std::move(error));
+}
+
+// The connection has ended, or cannot go on.
+void Lane::lose(const char* doing, ssize_t outcome) {
+  if (outcome == 0)
+    fail(error(Code::peer_lost, "connection closed"));
+  else if (outcome == -EBADMSG)
+    fail(error(Code::corrupt, "%s", socket_->problem().c_str()));
+  else
+    fail(error(Code::peer_lost, "%s failed: %s", doing, std::strerror(static_cast<int>(-outcome))));
 }
 
 void Lane::update_interest() {
@@ -193,8 +206,7 @@ bool Lane::push_out() {
       return false;
     }
     if (put < 0) {
-      fail(Error(Code::peer_lost,
-                 text("sending failed: %s", std::strerror(static_cast<int>(-put)))));
+      lose("sending", put);
       return false;
     }
     counters_.bytes_sent += static_cast<uint64_t>(put);
@@ -240,9 +252,7 @@ void Lane::receive_receipts() {
     ssize_t got = socket_->receive(&part, 1);
     if (would_block(got)) break;
     if (got <= 0) {
-      fail(got == 0 ? error(Code::peer_lost, "connection closed")
-                    : Error(Code::peer_lost,
-                            text("receiving failed: %s", std::strerror(static_cast<int>(-got)))));
+      lose("receiving", got);
       return;
     }
     receipt_done_ += static_cast<size_t>(got);
@@ -339,6 +349,13 @@ bool Lane::begin_payload() {
 // halted.
 bool Lane::end_payload(const std::byte* in_place, Nanos now) {
   in_payload_ = false;
+  if (needs_checksums_ && in_header_.checksum == 0 && in_header_.length > 0) {
+    fail(error(Code::corrupt,
+               "payload of operation %u, step %u, chunk %u came without a checksum from another "
+               "host, over a connection that is not sealed",
+               in_header_.operation, unsigned{in_header_.step}, in_header_.chunk));
+    return false;
+  }
   if (!socket_->shared() && in_header_.checksum != 0) {
     std::vector<std::span<const std::byte>> parts(landing_.payload.begin(), landing_.payload.end());
     if (checksum(parts) != in_header_.checksum) {
@@ -441,9 +458,7 @@ void Lane::receive_some() {
     ssize_t got = socket_->receive(call_parts_.data(), call_parts_.size());
     if (would_block(got)) break;
     if (got <= 0) {
-      fail(got == 0 ? error(Code::peer_lost, "connection closed")
-                    : Error(Code::peer_lost,
-                            text("receiving failed: %s", std::strerror(static_cast<int>(-got)))));
+      lose("receiving", got);
       return;
     }
     auto count = static_cast<size_t>(got);
@@ -512,9 +527,7 @@ void Lane::answer_bells() {
   // What it wrote before it went is still there.
   if (role_ == Role::in && !paused_) receive_shared();
   if (failed_) return;
-  fail(got == 0 ? error(Code::peer_lost, "connection closed")
-                : Error(Code::peer_lost,
-                        text("receiving failed: %s", std::strerror(static_cast<int>(-got)))));
+  lose("receiving", got);
 }
 
 std::optional<net::TcpInfo> Lane::tcp_info() const {

@@ -194,6 +194,7 @@ class Lane final : public LanePort, public net::Reactor::Handler {
   bool end_payload(const std::byte* in_place, Nanos now);
   void receive_receipts();
   void send_receipt(bool owed);
+  void lose(const char* doing, ssize_t outcome);
   void attach();
   void fail(Error error);
   void update_interest();
@@ -210,7 +211,8 @@ class Lane final : public LanePort, public net::Reactor::Handler {
   bool failed_ = false;
   bool greeted_ = false;
   bool keeps_copies_ = true;
-  bool checks_ = true;
+  bool checks_ = true;           // own payloads get checksums
+  bool needs_checksums_ = true;  // and those that come must have them
   LaneCounters counters_;
 
   bool sending_ = false;

@@ -78,6 +78,7 @@ Result<std::shared_ptr<Group::Impl>> Group::Impl::join(const Options& options,
   join_options.lanes = static_cast<uint16_t>(options.plan.lanes);
   join_options.probe = options.probe;
   join_options.shared_memory = options.shared_memory;
+  join_options.sealed = options.sealed;
   join_options.deadline = options.join_deadline;
   join_options.network = options.network;
   if (survivors) {

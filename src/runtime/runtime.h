@@ -52,6 +52,9 @@ struct Options {
   double shrink = 1;          // a lab's divisor for every size in the plan
   bool probe = true;          // measure the network when joining, for at most a second
   bool shared_memory = true;  // with ranks on the same host
+  // Control channels, lanes and the probe encrypted and proved, with keys made from the secret.
+  // Alike on all ranks. Shared memory, which leaves no host, is as it was.
+  bool sealed = false;
   // Checksums of payloads also over TCP inside one machine, where no link can damage them.
   bool check_inside_machine = false;
   // What all-reduces cost here, as `weft bench algorithms` fits it: which one is used for which
