@@ -234,6 +234,7 @@ bool Engine::serve(Peer& to) {
 std::vector<Key> Engine::poll(Nanos now) {
   if (halted_ || !links_) return {};
   links_->tick(now);
+  if (workers_) workers_->watch(now);
   more_to_send_ = false;
   for (size_t i = 0; i < peers_.size(); ++i) {
     Peer& to = peers_[(next_peer_ + i) % peers_.size()];

@@ -251,7 +251,10 @@ class Lane final : public LanePort, public net::Reactor::Handler {
 
 // Threads, or auxiliary processes that share memory with this one, that serve connections: they
 // make the system calls and the checksums, and the thread that drives the engine only hands over
-// chunks and takes them. docs/design/0003-lane-workers.md tells how.
+// chunks and takes them. They work on copies: no worker ever has an address of the user's memory.
+// One that ends or stands still is named, and its lanes break as if their connections had; lanes
+// that are opened then go to the workers that are left, or stay with the thread that drives.
+// docs/design/0003-lane-workers.md tells how.
 class LaneWorkers {
  public:
   enum class Kind : uint8_t { thread, process };
@@ -270,6 +273,8 @@ class LaneWorkers {
   virtual std::unique_ptr<LanePort> serve(Lane::Role role, std::unique_ptr<net::Socket> socket,
                                           uint16_t number, uint32_t index,
                                           uint32_t unsent_limit) = 0;
+  // Call it often, with the time: a worker that stands still is noticed here, and its lanes break.
+  virtual void watch(Nanos now) = 0;
   // Processor time that the workers have used.
   virtual Nanos processor_time() const = 0;
 };

@@ -223,10 +223,9 @@ void set_workers(const plan::Plan& plan, const cost::Costs& costs, Network& out,
   bool process = plan.lane_worker == plan::LaneWorker::process;
   if (!process && plan.lane_workers == 1) return;
   out.lane_workers = plan.lane_workers;
-  if (!process) return;
   out.copy_ns_per_byte = value_or_zero(costs.copy_ns_per_byte);
   if (!costs.copy_ns_per_byte)
-    notes.unknown.push_back("what copying to a lane's process costs: taken as 0");
+    notes.unknown.push_back("what copying to a lane worker costs: taken as 0");
 }
 
 }  // namespace

@@ -26,12 +26,14 @@ Nanos thread_time() {
 
 class Server final : public ChunkHandler, net::Reactor::Handler {
  public:
-  Server(std::byte* base, int channel, Bell& bell_in, Bell& bell_out,
+  Server(std::byte* base, Connections& connections, Bell& bell_in, Bell& bell_out,
          std::unique_ptr<net::Reactor> reactor)
       : head_(*reinterpret_cast<Head*>(base)),
         facts_(head_.facts),
         buffers_(base + buffers_at()),
-        channel_(channel),
+        connections_(connections),
+        commands_(head_.commands),
+        events_(head_.events),
         bell_in_(bell_in),
         bell_out_(bell_out),
         reactor_(std::move(reactor)) {
@@ -39,19 +41,19 @@ class Server final : public ChunkHandler, net::Reactor::Handler {
   }
   Result<void> begin() { return reactor_->add(bell_in_, EPOLLIN, this); }
   ~Server() override {
-    lanes_.clear();
+    while (!lanes_.empty()) drop(lanes_.begin()->first);
     reactor_->remove(bell_in_);
   }
 
   void run() {
     Nanos next_account{0};
-    while (!ended_) {
+    while (!connections_.ended()) {
+      head_.beats.fetch_add(1, std::memory_order_relaxed);
       head_.commands.reader_sleeps.store(1, std::memory_order_seq_cst);
-      bool more = more_ || !head_.commands.empty();
-      reactor_->run_once(more ? Nanos{0} : Nanos::from_millis(100));
+      bool more = more_ || !commands_.empty();
+      reactor_->run_once(more ? Nanos{0} : kLongestSleep);
       head_.commands.reader_sleeps.store(0);
-      take_connections();
-      take_commands();
+      if (!take_commands()) return;
       send_all();
       flush_events();
       Nanos now = monotonic_clock().now();
@@ -68,12 +70,7 @@ class Server final : public ChunkHandler, net::Reactor::Handler {
     const Message& next = waiting.front();
     out.header = next.header;
     out.token = next.token;
-    if (next.buffer != kNoBuffer)
-      out.payload.push_back({buffer(next.buffer), next.header.length});
-    else
-      for (size_t i = 0; i < next.parts; ++i)
-        out.payload.push_back(
-            {reinterpret_cast<const std::byte*>(next.part[i].at), next.part[i].size});
+    out.payload.push_back({buffer(next.buffer), next.header.length});
     waiting.pop_front();
     return true;
   }
@@ -116,49 +113,44 @@ class Server final : public ChunkHandler, net::Reactor::Handler {
 
   void on_events(uint32_t) override { bell_in_.quiet(); }
 
-  void take_connections() {
-    for (;;) {
-      Handover handover;
-      iovec part{&handover, sizeof handover};
-      alignas(cmsghdr) char space[CMSG_SPACE(sizeof(int))];
-      msghdr message{};
-      message.msg_iov = &part;
-      message.msg_iovlen = 1;
-      message.msg_control = space;
-      message.msg_controllen = sizeof space;
-      ssize_t got = ::recvmsg(channel_, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
-      if (got == 0) ended_ = true;  // the process that we serve is gone
-      if (got < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR) ended_ = true;
-      if (got != static_cast<ssize_t>(sizeof handover)) return;
-      const cmsghdr* rights = CMSG_FIRSTHDR(&message);
-      if (rights == nullptr || rights->cmsg_type != SCM_RIGHTS) return;
-      int fd = -1;
-      std::memcpy(&fd, CMSG_DATA(rights), sizeof fd);
-      add(handover, Fd(fd));
+  void open(const Message& command) {
+    auto socket = connections_.take(command.lane);
+    if (!socket) {
+      tell_error(What::refused, command.lane, socket.error());
+      return;
     }
-  }
-
-  void add(const Handover& handover, Fd socket) {
-    lanes_.erase(handover.lane);
-    places_[handover.lane] = {};
+    places_[command.lane] = {};
     auto lane =
-        std::make_unique<Lane>(handover.role, *reactor_, net::adopt(std::move(socket)), nullptr,
-                               handover.lane, *this, monotonic_clock(), handover.unsent_limit,
+        std::make_unique<Lane>(command.role, *reactor_, std::move(*socket), nullptr, command.lane,
+                               *this, monotonic_clock(), command.unsent_limit,
                                [this](uint32_t index, Error error) { broke(index, error); });
     lane->keep_no_copies();
-    lanes_[handover.lane] = std::move(lane);
+    lanes_[command.lane] = std::move(lane);
+    tell(What::taken, command.lane, {}, 0, kNoBuffer, {});
   }
 
-  void broke(uint32_t lane, const Error& error) {
-    Place& place = places_.at(lane);
-    if (place.landing != kNoBuffer) free_.push_back(std::exchange(place.landing, kNoBuffer));
-    place.waiting.clear();
+  void drop(uint32_t lane) {
+    connections_.closes(lane);
+    lanes_.erase(lane);
+    auto place = places_.find(lane);
+    if (place == places_.end()) return;
+    if (place->second.landing != kNoBuffer) free_.push_back(place->second.landing);
+    places_.erase(place);
+  }
+
+  void tell_error(What what, uint32_t lane, const Error& error) {
     Message event;
-    event.what = What::broken;
+    event.what = what;
     event.lane = lane;
     event.code = static_cast<uint8_t>(error.code());
     std::strncpy(event.words, error.message().c_str(), sizeof event.words - 1);
     unsaid_.push_back(event);
+  }
+
+  // The lane itself called: it goes at the end of the turn.
+  void broke(uint32_t lane, const Error& error) {
+    places_.at(lane).waiting.clear();
+    tell_error(What::broken, lane, error);
     broken_.push_back(lane);
   }
 
@@ -175,37 +167,52 @@ class Server final : public ChunkHandler, net::Reactor::Handler {
     unsaid_.push_back(event);
   }
 
-  void take_commands() {
+  // False when what comes makes no sense.
+  bool take_commands() {
     Message command;
-    while (head_.commands.pop(command)) {
-      if (command.what == What::send) {
-        if (auto place = places_.find(command.lane); place != places_.end())
-          place->second.waiting.push_back(command);
-      } else if (command.what == What::release) {
-        free_.push_back(command.buffer);
-        if (std::exchange(paused_, false))
-          for (auto& [index, lane] : lanes_) lane->resume();
+    RingReader::Outcome outcome;
+    while ((outcome = commands_.pop(command)) == RingReader::Outcome::message) {
+      switch (command.what) {
+        case What::open: open(command); break;
+        case What::send:
+          if (command.buffer >= facts_.send_buffers || command.header.length > facts_.buffer_bytes)
+            return false;
+          if (auto place = places_.find(command.lane); place != places_.end())
+            place->second.waiting.push_back(command);
+          break;
+        case What::release:
+          if (command.buffer - facts_.send_buffers >= facts_.receive_buffers) return false;
+          free_.push_back(command.buffer);
+          if (std::exchange(paused_, false))
+            for (auto& [number, lane] : lanes_) lane->resume();
+          break;
+        case What::close:
+          drop(command.lane);
+          tell(What::closed, command.lane, {}, 0, kNoBuffer, {});
+          break;
+        default: return false;
       }
     }
+    return outcome == RingReader::Outcome::empty;
   }
 
   void send_all() {
     more_ = false;
-    for (auto& [index, lane] : lanes_) {
+    for (auto& [number, lane] : lanes_) {
       lane->send_receipts();
-      Place& place = places_.at(index);
+      Place& place = places_.at(number);
       if (!place.opened && lane->ready()) {
         place.opened = true;
-        tell(What::opened, index, {}, 0, kNoBuffer, {});
+        tell(What::opened, number, {}, 0, kNoBuffer, {});
       }
       if (!place.waiting.empty() && lane->send_one()) more_ = more_ || !place.waiting.empty();
     }
-    for (uint32_t lane : std::exchange(broken_, {})) lanes_.erase(lane);
+    for (uint32_t lane : std::exchange(broken_, {})) drop(lane);
   }
 
   void flush_events() {
     bool any = false;
-    while (!unsaid_.empty() && head_.events.push(unsaid_.front())) {
+    while (!unsaid_.empty() && events_.push(unsaid_.front())) {
       unsaid_.pop_front();
       any = true;
     }
@@ -216,17 +223,73 @@ class Server final : public ChunkHandler, net::Reactor::Handler {
   Head& head_;
   Facts facts_;
   std::byte* buffers_;
-  int channel_;
+  Connections& connections_;
+  RingReader commands_;
+  RingWriter events_;
   Bell& bell_in_;
   Bell& bell_out_;
   std::unique_ptr<net::Reactor> reactor_;
-  std::map<uint32_t, std::unique_ptr<Lane>> lanes_;
+  std::map<uint32_t, std::unique_ptr<Lane>> lanes_;  // by their numbers, each used once
   std::map<uint32_t, Place> places_;
   std::vector<uint32_t> free_;
   std::vector<uint32_t> broken_;
   std::deque<Message> unsaid_;
   bool paused_ = false;
   bool more_ = false;
+};
+
+// Those of an auxiliary process: they come over a channel, whose end is the end of the process that
+// we serve.
+class SentConnections final : public Connections {
+ public:
+  explicit SentConnections(int channel) : channel_(channel) {}
+
+  Result<std::unique_ptr<net::Socket>> take(uint32_t lane) override {
+    receive();
+    auto found = waiting_.extract(lane);
+    if (found.empty())
+      return error(Code::io, "the connection did not come over the channel to the worker");
+    auto& [handover, fd] = found.mapped();
+    if (!fd)
+      return error(Code::io,
+                   "the worker has no descriptor left for it: raise the limit of open files "
+                   "(ulimit -n)");
+    auto socket = net::adopt(std::move(fd));
+    if (handover.sealed) socket = net::seal(std::move(socket), handover.seal);
+    return socket;
+  }
+  bool ended() override {
+    receive();
+    return ended_;
+  }
+
+ private:
+  void receive() {
+    for (;;) {
+      Handover handover;
+      iovec part{&handover, sizeof handover};
+      alignas(cmsghdr) char space[CMSG_SPACE(sizeof(int))];
+      msghdr message{};
+      message.msg_iov = &part;
+      message.msg_iovlen = 1;
+      message.msg_control = space;
+      message.msg_controllen = sizeof space;
+      ssize_t got = ::recvmsg(channel_, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+      if (got == 0) ended_ = true;
+      if (got < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR) ended_ = true;
+      if (got != static_cast<ssize_t>(sizeof handover)) return;
+      // The kernel leaves the descriptor out when this process can have no more.
+      int fd = -1;
+      const cmsghdr* rights = CMSG_FIRSTHDR(&message);
+      if (rights != nullptr && rights->cmsg_type == SCM_RIGHTS &&
+          rights->cmsg_len == CMSG_LEN(sizeof fd))
+        std::memcpy(&fd, CMSG_DATA(rights), sizeof fd);
+      waiting_[handover.lane] = {handover, Fd(fd)};
+    }
+  }
+
+  int channel_;
+  std::map<uint32_t, std::pair<Handover, Fd>> waiting_;
   bool ended_ = false;
 };
 
@@ -249,19 +312,44 @@ void Bell::quiet() {
   [[maybe_unused]] ssize_t got = ::read(fd_.get(), &ignored, sizeof ignored);
 }
 
-int serve(std::byte* base, int channel, Bell& bell_in, Bell& bell_out) {
+void GivenConnections::give(uint32_t lane, std::unique_ptr<net::Socket> socket) {
+  std::lock_guard lock(mutex_);
+  given_[lane] = std::move(socket);
+}
+
+Result<std::unique_ptr<net::Socket>> GivenConnections::take(uint32_t lane) {
+  std::lock_guard lock(mutex_);
+  auto found = given_.extract(lane);
+  if (found.empty()) return error(Code::io, "the connection was not given to the worker");
+  served_[lane] = found.mapped()->fd();
+  return std::move(found.mapped());
+}
+
+void GivenConnections::closes(uint32_t lane) {
+  std::lock_guard lock(mutex_);
+  served_.erase(lane);
+}
+
+bool GivenConnections::shut_all() {
+  std::unique_lock lock(mutex_, std::try_to_lock);
+  if (!lock) return false;
+  for (const auto& [lane, fd] : served_) ::shutdown(fd, SHUT_RDWR);
+  given_.clear();
+  return true;
+}
+
+void serve(std::byte* base, Connections& connections, Bell& bell_in, Bell& bell_out) {
   auto reactor = net::kernel_network().reactor();
   if (!reactor) {
     WEFT_LOG(lane, error, "a lane worker cannot begin: %s", reactor.error().message().c_str());
-    return 1;
+    return;
   }
-  Server server(base, channel, bell_in, bell_out, std::move(*reactor));
+  Server server(base, connections, bell_in, bell_out, std::move(*reactor));
   if (auto begun = server.begin(); !begun) {
     WEFT_LOG(lane, error, "a lane worker cannot begin: %s", begun.error().message().c_str());
-    return 1;
+    return;
   }
   server.run();
-  return 0;
 }
 
 }  // namespace weft::lane::worker
@@ -279,7 +367,9 @@ int run_lane_worker(int memory, int channel, int bell_in, int bell_out) {
   if (place == MAP_FAILED) return 2;
   auto* head = static_cast<worker::Head*>(place);
   if (head->facts.magic != worker::kFactsMagic || worker::memory_size(head->facts) > size) return 2;
-  return worker::serve(static_cast<std::byte*>(place), wire.get(), in, out);
+  worker::SentConnections connections(wire.get());
+  worker::serve(static_cast<std::byte*>(place), connections, in, out);
+  return 0;
 }
 
 }  // namespace weft::lane

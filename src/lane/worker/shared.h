@@ -1,14 +1,18 @@
 // The memory between a process and one of its lane workers.
 //
-//   commands ──ring──►  worker      send this chunk; this buffer is free again
+//   commands ──ring──►  worker      serve this; send this chunk; this buffer is free again
 //   events   ◄──ring──  worker      sent, settled, arrived, broken
-//   buffers             chunks on their way out (processes only) and in
+//   buffers             chunks on their way out and in
 //
-// One side writes a ring and the other reads it; a bell (eventfd) wakes a reader that sleeps.
+// One side writes a ring and the other reads it; a bell (eventfd) wakes a reader that sleeps. A
+// lane is named by a number that is used once, so that what is said of an old lane is never taken
+// for one that has its place. What an auxiliary process writes here is checked before it is used.
 #pragma once
 
 #include <atomic>
 #include <cstring>
+#include <map>
+#include <mutex>
 
 #include "weft/lane.h"
 
@@ -16,64 +20,81 @@ namespace weft::lane::worker {
 
 enum class What : uint8_t {
   // commands
-  send = 1,  // buffer or pointers: where the payload is
+  open = 1,  // serve the connection that lies ready under this number
+  send,      // the payload is in `buffer`
   release,   // a receive buffer may be used again
-  resume,    // nothing is done: only wakes
+  close,     // the lane is given up; answered by `closed`
   // events
-  opened = 16,  // out: the other end has answered
-  sent,
+  taken = 16,  // the worker has the connection
+  refused,     // it could not take it: the owner still has it
+  opened,      // out: the other end has answered
+  sent,        // `buffer` of the command is free again
   settled,
   arrived,
-  broken,
+  broken,  // buffers of its chunks are free again
+  closed,  // the same
 };
 
 inline constexpr uint32_t kRingMessages = 1024;
 inline constexpr uint32_t kNoBuffer = 0xffffffff;
-inline constexpr size_t kPointers = 4;  // parts of a payload that a thread can be told of directly
-
-struct Part {
-  uint64_t at;  // address, in the process of threads
-  uint64_t size;
-};
 
 struct Message {
-  What what = What::resume;
+  What what = What::release;
   uint8_t code = 0;
-  uint8_t parts = 0;
+  Lane::Role role = Lane::Role::out;
   uint32_t lane = 0;
   uint32_t buffer = kNoBuffer;
+  uint32_t unsent_limit = 0;
   uint64_t token = 0;
   ChunkHeader header;
   int64_t first = 0;
   int64_t last = 0;
-  Part part[kPointers] = {};
-  char words[120] = {};
+  char words[160] = {};
 };
 
-// Single writer, single reader.
 struct Ring {
   alignas(64) std::atomic<uint64_t> written;
   alignas(64) std::atomic<uint64_t> read;
   std::atomic<uint32_t> reader_sleeps;
   alignas(64) Message messages[kRingMessages];
+};
 
+// Each side keeps its own position to itself: what stands in the memory is for the other, and the
+// other's is not trusted.
+class RingWriter {
+ public:
+  explicit RingWriter(Ring& ring) : ring_(ring) {}
+  // False when it is full.
   bool push(const Message& message) {
-    uint64_t at = written.load(std::memory_order_relaxed);
-    if (at - read.load(std::memory_order_acquire) >= kRingMessages) return false;
-    messages[at % kRingMessages] = message;
-    written.store(at + 1, std::memory_order_seq_cst);
+    if (at_ - ring_.read.load(std::memory_order_acquire) >= kRingMessages) return false;
+    ring_.messages[at_ % kRingMessages] = message;
+    ring_.written.store(++at_, std::memory_order_seq_cst);
     return true;
   }
-  bool pop(Message& message) {
-    uint64_t at = read.load(std::memory_order_relaxed);
-    if (at == written.load(std::memory_order_acquire)) return false;
-    message = messages[at % kRingMessages];
-    read.store(at + 1, std::memory_order_release);
-    return true;
+
+ private:
+  Ring& ring_;
+  uint64_t at_ = 0;
+};
+
+class RingReader {
+ public:
+  enum class Outcome : uint8_t { message, empty, nonsense };
+  explicit RingReader(Ring& ring) : ring_(ring) {}
+  Outcome pop(Message& message) {
+    uint64_t there = ring_.written.load(std::memory_order_seq_cst) - at_;
+    if (there == 0) return Outcome::empty;
+    if (there > kRingMessages) return Outcome::nonsense;
+    message = ring_.messages[at_ % kRingMessages];
+    message.words[sizeof message.words - 1] = '\0';
+    ring_.read.store(++at_, std::memory_order_release);
+    return Outcome::message;
   }
-  bool empty() const {
-    return read.load(std::memory_order_relaxed) == written.load(std::memory_order_seq_cst);
-  }
+  bool empty() const { return ring_.written.load(std::memory_order_seq_cst) == at_; }
+
+ private:
+  Ring& ring_;
+  uint64_t at_ = 0;
 };
 
 struct Facts {
@@ -82,14 +103,17 @@ struct Facts {
   uint32_t send_buffers = 0;     // numbered from 0
   uint32_t receive_buffers = 0;  // behind them
 };
-inline constexpr uint32_t kFactsMagic = 0x6b724c77;  // "wLrk"
+inline constexpr uint32_t kFactsMagic = 0x32724c77;  // "wLr2"
 
 struct Head {
   Facts facts;
+  std::atomic<uint64_t> beats;        // grows as long as the worker turns
   std::atomic<int64_t> processor_ns;  // that the worker has used
   Ring commands;
   Ring events;
 };
+
+inline constexpr Nanos kLongestSleep = Nanos::from_millis(100);  // of a worker
 
 inline size_t buffers_at() { return (sizeof(Head) + 4095) / 4096 * 4096; }
 inline size_t memory_size(const Facts& facts) {
@@ -100,14 +124,14 @@ inline size_t memory_size(const Facts& facts) {
 // What comes over the channel with a connection's descriptor.
 struct Handover {
   uint32_t lane = 0;
-  uint32_t unsent_limit = 0;
-  Lane::Role role = Lane::Role::out;
+  bool sealed = false;
+  net::Seal seal;
 };
 
 // An eventfd as something that a reactor can watch.
 class Bell final : public net::Socket {
  public:
-  explicit Bell(Fd fd) : fd_(std::move(fd)) {}
+  explicit Bell(Fd fd) : fd_(std::move(fd)), kept_(fd_.get()) {}
   ssize_t send(const iovec* parts, size_t count) override;
   ssize_t receive(const iovec* parts, size_t count) override;
   std::string local_host() const override { return {}; }
@@ -118,9 +142,42 @@ class Bell final : public net::Socket {
 
  private:
   Fd fd_;
+  net::KeptFromChildren kept_;
 };
 
-// Serves until the channel is closed. The memory is mapped at `base`.
-int serve(std::byte* base, int channel, Bell& bell_in, Bell& bell_out);
+// Where a worker finds the connections that it is told to serve.
+class Connections {
+ public:
+  virtual ~Connections() = default;
+  virtual Result<std::unique_ptr<net::Socket>> take(uint32_t lane) = 0;
+  // It is about to close this one.
+  virtual void closes(uint32_t lane) { (void)lane; }
+  // Nobody needs the worker any more.
+  virtual bool ended() = 0;
+};
+
+// Those of a thread: given from one thread to the other. The owner can end them while the thread
+// stands still.
+class GivenConnections final : public Connections {
+ public:
+  void give(uint32_t lane, std::unique_ptr<net::Socket> socket);
+  void end() { ended_ = true; }
+  // Ends every connection that the thread has, without it. False if it may be in the middle of
+  // closing one.
+  bool shut_all();
+
+  Result<std::unique_ptr<net::Socket>> take(uint32_t lane) override;
+  void closes(uint32_t lane) override;
+  bool ended() override { return ended_; }
+
+ private:
+  std::mutex mutex_;
+  std::map<uint32_t, std::unique_ptr<net::Socket>> given_;
+  std::map<uint32_t, int> served_;  // descriptors
+  std::atomic<bool> ended_{false};
+};
+
+// Serves until `connections` have ended. The memory is mapped at `base`.
+void serve(std::byte* base, Connections& connections, Bell& bell_in, Bell& bell_out);
 
 }  // namespace weft::lane::worker

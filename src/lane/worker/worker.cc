@@ -1,0 +1,307 @@
+#include "worker/worker.h"
+
+#include <fcntl.h>
+#include <spawn.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <csignal>
+
+extern char** environ;
+
+namespace weft::lane::worker {
+namespace {
+
+constexpr const char* kVerb = "lane-worker";
+// A worker turns at least every kLongestSleep, however little there is to do.
+constexpr Nanos kStandsStill = Nanos::from_seconds(5);
+constexpr Nanos kDoesNotStart = Nanos::from_seconds(20);
+constexpr int kEndsWithinMs = 2000;
+
+}  // namespace
+
+Worker::Side::~Side() {
+  if (base != nullptr) ::munmap(base, size);
+}
+
+std::string Worker::name() const {
+  if (kind_ == LaneWorkers::Kind::process)
+    return text("lane worker %u (process %d) of this rank", number_, static_cast<int>(process_));
+  return text("lane worker %u (thread %d) of this rank", number_, side_->thread.load());
+}
+
+Result<void> Worker::start(LaneWorkers::Kind kind, const Facts& facts, const std::string& program) {
+  kind_ = kind;
+  facts_ = facts;
+  Side& side = *side_;
+  side.size = memory_size(facts);
+  side.memory = Fd(::memfd_create("weft lane worker", MFD_CLOEXEC));
+  if (!side.memory || ::ftruncate(side.memory.get(), static_cast<off_t>(side.size)) != 0)
+    return io_error(errno, "cannot get %zu bytes of memory for a lane worker", side.size);
+  void* place =
+      ::mmap(nullptr, side.size, PROT_READ | PROT_WRITE, MAP_SHARED, side.memory.get(), 0);
+  if (place == MAP_FAILED) return io_error(errno, "cannot map the memory of a lane worker");
+  side.base = static_cast<std::byte*>(place);
+  Head* head = new (place) Head();
+  head->facts = facts;
+  head->events.reader_sleeps.store(1);
+  commands_.emplace(head->commands);
+  events_.emplace(head->events);
+  for (uint32_t i = 0; i < facts.send_buffers; ++i) free_.push_back(i);
+  Fd in(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)), out(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!in || !out) return io_error(errno, "cannot make the bells of a lane worker");
+  side.bell_in = std::make_unique<Bell>(std::move(in));
+  side.bell_out = std::make_unique<Bell>(std::move(out));
+  if (kind == LaneWorkers::Kind::thread) {
+    WEFT_TRY(start_thread());
+  } else {
+    int pair[2];
+    if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, pair) != 0)
+      return io_error(errno, "cannot make a channel to a lane worker");
+    channel_ = Fd(pair[0]);
+    channel_kept_.emplace(channel_.get());
+    other_end_ = Fd(pair[1]);
+    Fd watched(::fcntl(channel_.get(), F_DUPFD_CLOEXEC, 3));
+    if (!watched) return io_error(errno, "cannot watch the channel to a lane worker");
+    WEFT_TRY(spawn(program));
+    other_end_.reset();
+    channel_watch_ = std::make_unique<Bell>(std::move(watched));
+    WEFT_TRY(reactor_.add(*channel_watch_, 0, &end_));  // EPOLLHUP needs no asking
+  }
+  WEFT_TRY(reactor_.add(*side.bell_out, EPOLLIN, this));
+  registered_ = true;
+  return {};
+}
+
+Result<void> Worker::start_thread() {
+  // It must not take the signals of the program.
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  Result<void> started;
+  try {
+    thread_ = std::thread([side = side_] {
+      side->thread = ::gettid();
+      serve(side->base, side->connections, *side->bell_in, *side->bell_out);
+      side->finished = true;
+    });
+  } catch (const std::system_error& failure) {
+    started = io_error(failure.code().value(), "cannot start a thread for lanes");
+  }
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  return started;
+}
+
+Result<void> Worker::spawn(const std::string& program) {
+  posix_spawn_file_actions_t actions;
+  posix_spawn_file_actions_init(&actions);
+  // The same numbers in every worker; dup2 clears close-on-exec.
+  const int numbers[] = {side_->memory.get(), other_end_.get(), side_->bell_in->fd(),
+                         side_->bell_out->fd()};
+  for (int i = 0; i < 4; ++i) posix_spawn_file_actions_adddup2(&actions, numbers[i], 100 + i);
+  std::string name = program, verb = kVerb;
+  char* arguments[] = {name.data(), verb.data(), nullptr};
+  posix_spawnattr_t attributes;
+  posix_spawnattr_init(&attributes);
+  // Ctrl-C is for the program that it serves, whose end ends it.
+  posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP);
+  int failure =
+      ::posix_spawnp(&process_, program.c_str(), &actions, &attributes, arguments, environ);
+  posix_spawnattr_destroy(&attributes);
+  posix_spawn_file_actions_destroy(&actions);
+  if (failure != 0)
+    return io_error(failure,
+                    "cannot start an auxiliary process: \"%s\" (WEFT_PROGRAM may name the weft "
+                    "program)",
+                    program.c_str());
+  return {};
+}
+
+Worker::~Worker() {
+  if (registered_ && !dead_) {
+    reactor_.remove(*side_->bell_out);
+    if (channel_watch_) reactor_.remove(*channel_watch_);
+  }
+  channel_watch_.reset();
+  channel_kept_.reset();
+  channel_.reset();  // its end is the end of an auxiliary process
+  side_->connections.end();
+  if (side_->bell_in) side_->bell_in->ring();
+  if (process_ > 0) end_process();
+  if (!thread_.joinable()) return;
+  for (int i = 0; i < kEndsWithinMs && !side_->finished; ++i) ::usleep(1000);
+  if (side_->finished) {
+    thread_.join();
+    return;
+  }
+  // What it uses is its own, so nobody has to wait for it.
+  WEFT_LOG(lane, warn, "%s does not end; it is left behind", name().c_str());
+  thread_.detach();
+}
+
+void Worker::end_process() {
+  int status = 0;
+  for (int i = 0; i < 200 && !dead_ && ::waitpid(process_, &status, WNOHANG) == 0; ++i)
+    ::usleep(1000);
+  if (::waitpid(process_, &status, WNOHANG) != 0) return;
+  ::kill(process_, SIGKILL);
+  ::waitpid(process_, &status, 0);
+}
+
+void Worker::push(const Message& command) {
+  if (dead_) return;
+  waiting_.push_back(command);
+  pass_on();
+}
+
+void Worker::pass_on() {
+  bool any = false;
+  while (!waiting_.empty() && commands_->push(waiting_.front())) {
+    waiting_.pop_front();
+    any = true;
+  }
+  if (any && head().commands.reader_sleeps.exchange(0) != 0) side_->bell_in->ring();
+}
+
+Result<void> Worker::hand_over(uint32_t lane, std::unique_ptr<net::Socket>& socket) {
+  if (kind_ == LaneWorkers::Kind::thread) {
+    side_->connections.give(lane, std::move(socket));
+    return {};
+  }
+  Handover words;
+  words.lane = lane;
+  if (auto seal = socket->hand_over_seal()) {
+    words.sealed = true;
+    words.seal = *seal;
+  }
+  iovec part{&words, sizeof words};
+  alignas(cmsghdr) char space[CMSG_SPACE(sizeof(int))] = {};
+  msghdr message{};
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
+  message.msg_control = space;
+  message.msg_controllen = sizeof space;
+  cmsghdr* rights = CMSG_FIRSTHDR(&message);
+  rights->cmsg_level = SOL_SOCKET;
+  rights->cmsg_type = SCM_RIGHTS;
+  rights->cmsg_len = CMSG_LEN(sizeof(int));
+  int fd = socket->fd();
+  std::memcpy(CMSG_DATA(rights), &fd, sizeof fd);
+  if (::sendmsg(channel_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT) < 0)
+    return io_error(errno, "the connection could not be sent to %s", name().c_str());
+  return {};
+}
+
+// A process may have been overwritten, or be another program: what it says is checked, so that it
+// can harm its own lanes and nothing else.
+bool Worker::makes_sense(const Message& event) const {
+  switch (event.what) {
+    case What::taken:
+    case What::refused:
+    case What::opened:
+    case What::sent:
+    case What::settled:
+    case What::broken:
+    case What::closed: return true;
+    case What::arrived:
+      return event.buffer >= facts_.send_buffers &&
+             event.buffer - facts_.send_buffers < facts_.receive_buffers &&
+             event.header.length <= facts_.buffer_bytes;
+    default: return false;
+  }
+}
+
+void Worker::on_events(uint32_t) {
+  std::shared_ptr<Side> side = side_;
+  side->bell_out->quiet();
+  do {
+    Message event;
+    for (;;) {
+      RingReader::Outcome outcome = events_->pop(event);
+      if (outcome == RingReader::Outcome::empty) break;
+      if (outcome == RingReader::Outcome::nonsense || !makes_sense(event)) {
+        retire(error(Code::peer_lost, "%s says what makes no sense", name().c_str()));
+        return;
+      }
+      if (event.what == What::closed || event.what == What::broken)
+        if (auto had = closing_.extract(event.lane); !had.empty())
+          free_.insert(free_.end(), had.mapped().begin(), had.mapped().end());
+      listener_.said(*this, event);
+      if (dead_) return;
+    }
+    head().events.reader_sleeps.store(1, std::memory_order_seq_cst);
+  } while (!events_->empty());
+  pass_on();
+}
+
+void Worker::watch(Nanos now) {
+  if (dead_) return;
+  pass_on();
+  // This process may have been stopped itself, and the worker with it: only time that passes
+  // between two looks of a process that runs counts.
+  Nanos passed = looked_.count == 0 ? Nanos{0} : std::min(now - looked_, kLongestSleep);
+  looked_ = now;
+  uint64_t beats = head().beats.load(std::memory_order_relaxed);
+  if (std::exchange(beats_, beats) != beats) {
+    silent_ = {0};
+    return;
+  }
+  silent_ += std::max(passed, Nanos{0});
+  Nanos limit = beats == 0 ? kDoesNotStart : kStandsStill;
+  if (silent_ < limit) return;
+  retire(error(Code::peer_lost, "%s %s: no sign of life for %s", name().c_str(),
+               beats == 0 ? "does not start" : "stands still", format_duration(limit).c_str()));
+}
+
+void Worker::ended() {
+  if (dead_) return;
+  // It closes its end a moment before it can be waited for.
+  siginfo_t told{};
+  for (int i = 0; i < 50; ++i) {
+    told = {};
+    if (::waitid(P_PID, static_cast<id_t>(process_), &told, WEXITED | WNOHANG | WNOWAIT) != 0 ||
+        told.si_pid == process_)
+      break;
+    ::usleep(1000);
+  }
+  std::string how = "ended";
+  if (told.si_pid == process_)
+    how = told.si_code == CLD_EXITED ? text("ended with status %d", told.si_status)
+                                     : text("was ended by signal %d", told.si_status);
+  retire(error(Code::peer_lost, "%s %s", name().c_str(), how.c_str()));
+}
+
+// It serves nothing any more. Its connections end now, so that the other ranks see it and lanes are
+// opened anew; what it may still do concerns only its own copies.
+void Worker::retire(Error why) {
+  if (std::exchange(dead_, true)) return;
+  WEFT_LOG(lane, warn, "%s; its lanes are opened again without it", why.message().c_str());
+  reactor_.remove(*side_->bell_out);
+  if (channel_watch_) reactor_.remove(*channel_watch_);
+  if (process_ > 0) ::kill(process_, SIGKILL);
+  side_->connections.end();
+  for (int i = 0; i < 100 && kind_ == LaneWorkers::Kind::thread && !side_->connections.shut_all();
+       ++i)
+    ::usleep(1000);
+  waiting_.clear();
+  listener_.gone(*this, why);
+}
+
+std::optional<uint32_t> Worker::take_buffer() {
+  if (free_.empty()) return std::nullopt;
+  uint32_t number = free_.back();
+  free_.pop_back();
+  return number;
+}
+
+void Worker::give_back_when_closed(uint32_t lane, std::vector<uint32_t> buffers) {
+  if (!buffers.empty()) closing_[lane] = std::move(buffers);
+}
+
+}  // namespace weft::lane::worker
