@@ -34,6 +34,9 @@ const std::vector<std::string>& operations();
 // gloo, openmpi, mpich, horovod (over Gloo; with shared memory, over MPI), horovod-mpi.
 const std::vector<std::string>& peers();
 
+// What weft is called among the engines when its connections are sealed.
+inline constexpr const char* kSealed = "weft-sealed";
+
 struct CollectiveOptions {
   std::string collective = "allreduce";
   uint32_t ranks = 4;
@@ -43,6 +46,7 @@ struct CollectiveOptions {
   std::string type = "float32", op = "sum";
   uint32_t lanes = 0;                           // of weft; 0: what its default plan says
   std::string algorithm;                        // of weft; empty: its own choice
+  bool sealed = false;                          // weft once more, with sealed connections
   std::vector<std::string> peers;               // of peers()
   uint32_t repeats = 7;                         // of each measurement; medians count
   bool check = false;                           // compare results with what they must be

@@ -123,6 +123,7 @@ class Harness {
   void start_all(const std::string& folder) {
     result_.engines.reserve(options_.peers.size() + 3);  // runners point into it
     enter("weft", Result<Entrant>(weft(options_, folder)), folder);
+    if (options_.sealed) enter(kSealed, Result<Entrant>(weft(options_, folder, true)), folder);
     enter("wire", Result<Entrant>(wire(options_, folder)), folder);
     for (const std::string& name : options_.peers) {
       say_("setting up " + name);
@@ -224,7 +225,7 @@ class Harness {
     row.busbw = row.algbw * bus_factor(options_.collective, options_.ranks);
     if (options_.check && runner.entrant.name != "wire") row.wrong = best->wrong;
     row.iterations = best->iterations;
-    if (row.engine == "weft") {
+    if (row.engine == "weft" || row.engine == kSealed) {
       row.lanes = lanes_;
       row.algorithm = options_.algorithm.empty() ? "auto" : options_.algorithm;
     }

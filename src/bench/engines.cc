@@ -132,15 +132,16 @@ Result<Entrant> peer(const std::string& name, const CollectiveOptions& options,
   return which == "mpich" ? mpich(options, folder) : openmpi(options, folder);
 }
 
-Entrant weft(const CollectiveOptions& options, const std::string& folder) {
+Entrant weft(const CollectiveOptions& options, const std::string& folder, bool sealed) {
   const std::string engine = text("weft-%s", name_of(options.transport));
-  Entrant out{"weft", options.transport, "", {}};
+  Entrant out{sealed ? kSealed : "weft", options.transport, "", {}};
   out.how = options.algorithm.empty() ? "its own choice of algorithm" : options.algorithm;
-  out.start =
-      one_process_a_rank({self_path(), "bench", "worker", engine}, options, folder + "/weft.store",
-                         {std::string(kSecretVariable) + "=" + membership::new_secret(),
-                          text("%s=%u", kLanesVariable, options.lanes),
-                          std::string(kAlgorithmVariable) + "=" + options.algorithm});
+  if (sealed) out.how += ", connections sealed (WEFT_SEAL=1)";
+  out.start = one_process_a_rank(
+      {self_path(), "bench", "worker", engine}, options, folder + "/" + out.name + ".store",
+      {std::string(kSecretVariable) + "=" + membership::new_secret(),
+       text("WEFT_SEAL=%d", sealed ? 1 : 0), text("%s=%u", kLanesVariable, options.lanes),
+       std::string(kAlgorithmVariable) + "=" + options.algorithm});
   return out;
 }
 

@@ -19,7 +19,7 @@ struct Entrant {
 Result<Entrant> peer(const std::string& name, const CollectiveOptions& options,
                      const std::string& folder);
 // This program: weft itself, and the bytes alone.
-Entrant weft(const CollectiveOptions& options, const std::string& folder);
+Entrant weft(const CollectiveOptions& options, const std::string& folder, bool sealed = false);
 Entrant wire(const CollectiveOptions& options, const std::string& folder);
 
 }  // namespace weft::bench

@@ -65,6 +65,7 @@ class Weft final : public Engine {
     // Inside one machine nothing holds a single connection back.
     options.plan.lanes = std::max(1u, place.lanes);
     options.shared_memory = shm;
+    options.sealed = place.sealed;
     options.probe = false;
     if (!place.algorithm.empty()) {
       out->algorithm_ = schedule::algorithm_named(place.algorithm);

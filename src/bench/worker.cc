@@ -35,6 +35,7 @@ Result<std::unique_ptr<Engine>> make(const std::string& name) {
     WEFT_ASSIGN(place.lanes, number(kLanesVariable));
     place.secret = variable(kSecretVariable);
     place.algorithm = variable(kAlgorithmVariable);
+    place.sealed = variable("WEFT_SEAL") == "1";
     return make_weft(place, name == "weft-shm");
   }
   if (name == "wire-tcp" || name == "wire-shm") return make_wire(place, name == "wire-shm");

@@ -23,6 +23,7 @@ struct Place {
   std::string secret;     // of weft's group
   uint32_t lanes = 0;     // of weft; 0: what its default plan says
   std::string algorithm;  // of weft; empty: its own choice
+  bool sealed = false;    // of weft: its connections
 };
 
 Result<std::unique_ptr<Engine>> make_weft(const Place& place, bool shm);

@@ -82,7 +82,7 @@ Json row_json(const bench::Row& row, const bench::CollectiveOptions& asked) {
               {"busbw", row.busbw},
               {"iterations", row.iterations}};
   if (row.wrong) out["wrong"] = *row.wrong;
-  if (row.engine == "weft") {
+  if (row.engine == "weft" || row.engine == bench::kSealed) {
     out["lanes"] = row.lanes;
     out["algorithm"] = row.algorithm;
   }
@@ -187,6 +187,8 @@ void add_collective(CLI::App& group, Context& context, const std::string& name) 
   verb->add_option("--op", options->bench.op, "Reduction")
       ->check(CLI::IsMember(bench::operations()))
       ->capture_default_str();
+  verb->add_flag("--sealed", options->bench.sealed,
+                 "weft once more, with sealed connections (WEFT_SEAL=1)");
   verb->add_option("--peers", options->peers, "Systems to measure beside weft, set up if missing")
       ->delimiter(',')
       ->check(CLI::IsMember(bench::peers()));

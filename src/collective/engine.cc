@@ -436,8 +436,8 @@ Result<void> Engine::arrived(uint32_t lane, const ChunkHeader& header, const std
                              Moment when) {
   last_change_ = mesh_.network->clock().now();
   Slot& slot = slots_[lane];
-  if (header.length > lane::kRetainedBytes && !std::exchange(owes_receipts_, true))
-    receipts_since_ = last_change_;
+  bool waits = header.length > lane::kRetainedBytes || header.wants_receipt;  // its sender
+  if (waits && !std::exchange(owes_receipts_, true)) receipts_since_ = last_change_;
   Landing landing = std::exchange(slot.landing, Landing{Landing::Where::nowhere, {}, 0});
   if (landing.where == Landing::Where::discard) return {};
   auto found = running_.find(landing.key);

@@ -332,7 +332,9 @@ bool ServedLane::deliver(const Message& event) {
     release(event.buffer);
     return true;
   }
-  auto landing = owner_.handler.arriving(index_, event.header, true);
+  ChunkHeader header = event.header;
+  header.wants_receipt = false;  // the worker has seen to it
+  auto landing = owner_.handler.arriving(index_, header, true);
   if (landing && landing->not_yet) return false;
   Result<void> taken;
   if (!landing) {
@@ -344,7 +346,7 @@ bool ServedLane::deliver(const Message& event) {
       std::memcpy(part.data(), from, part.size());
       from += part.size();
     }
-    taken = owner_.handler.arrived(index_, event.header, landing->in_place ? data : nullptr,
+    taken = owner_.handler.arrived(index_, header, landing->in_place ? data : nullptr,
                                    on_clock_of_owner(event));
   }
   release(event.buffer);
