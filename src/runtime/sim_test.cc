@@ -248,6 +248,7 @@ Played play(const Scene& scene, bool keep_lines = false) {
       joining.plan = scene.plan;
       joining.probe = false;
       joining.shared_memory = false;
+      joining.sealed = scene.seed % 4 == 3;
       joining.spin = scene.spin;
       joining.progress_thread = false;
       joining.network = &world.network_of({rank});
