@@ -15,8 +15,7 @@ namespace {
 constexpr size_t kRecordBytes = 64u << 10;  // of plaintext, at most
 constexpr size_t kLength = 4;
 constexpr size_t kProof = 16;
-constexpr size_t kSmallBuffer = 4096;
-constexpr size_t kLargeBuffer = 2 * (kLength + kRecordBytes + kProof);
+constexpr size_t kLeastRead = 4096;
 // A key is used for 64 GiB at the most: well below what AES-GCM can prove and hide.
 constexpr uint64_t kRecordsOfAKey = 1u << 20;
 
@@ -124,16 +123,16 @@ class SealedSocket final : public Socket {
   ssize_t send(const iovec* parts, size_t count) override {
     size_t taken = 0, part = 0, in_part = 0;  // of the caller's
     for (;;) {
-      if (record_sent_ == record_.size()) {
+      if (record_sent_ == record_size_) {
         if (!fill_record(parts, count, part, in_part)) break;
       } else if (taken == 0) {
         skip(parts, count, part, in_part, record_of_);
       }
-      iovec rest{record_.data() + record_sent_, record_.size() - record_sent_};
+      iovec rest{record_.data() + record_sent_, record_size_ - record_sent_};
       ssize_t put = inner_->send(&rest, 1);
       if (put < 0) return taken > 0 ? static_cast<ssize_t>(taken) : put;
       record_sent_ += static_cast<size_t>(put);
-      if (record_sent_ < record_.size()) return taken > 0 ? static_cast<ssize_t>(taken) : -EAGAIN;
+      if (record_sent_ < record_size_) return taken > 0 ? static_cast<ssize_t>(taken) : -EAGAIN;
       taken += record_of_;
     }
     return static_cast<ssize_t>(taken);
@@ -178,7 +177,7 @@ class SealedSocket final : public Socket {
   std::string problem() const override { return problem_; }
   bool sealed() const override { return true; }
   std::optional<Seal> hand_over_seal() const override {
-    WEFT_CHECK(begin_ == end_ && record_sent_ == record_.size());
+    WEFT_CHECK(begin_ == end_ && record_sent_ == record_size_);
     return Seal{out_.key(), in_.key(), out_.count(), in_.count()};
   }
   bool in_memory() const override { return true; }
@@ -206,7 +205,8 @@ class SealedSocket final : public Socket {
       size += parts[i].iov_len - (i == part ? in_part : 0);
     size = std::min(size, kRecordBytes);
     if (size == 0) return false;
-    record_.resize(kLength + size + kProof);
+    record_size_ = kLength + size + kProof;
+    if (record_.size() < record_size_) record_.resize(record_size_);  // never shrunk
     auto length = static_cast<uint32_t>(size);
     std::memcpy(record_.data(), &length, kLength);
     out_.begin(std::span(record_).first<kLength>());
@@ -278,21 +278,21 @@ class SealedSocket final : public Socket {
           number);
   }
 
+  // Up to the end of the record that has begun and the length of the next one: so large records are
+  // never moved, and many small ones come with one call.
   ssize_t read_more(bool& drained) {
-    if (begin_ > 0) {
-      std::memmove(input_.data(), input_.data() + begin_, end_ - begin_);
-      end_ -= begin_;
-      begin_ = 0;
-    }
-    // Who receives only receipts needs no more than a page.
-    if (input_.empty()) input_.resize(kSmallBuffer);
-    if (end_ == input_.size() || filled_) input_.resize(kLargeBuffer);
-    iovec rest{input_.data() + end_, input_.size() - end_};
+    size_t have = end_ - begin_;
+    if (begin_ > 0) std::memmove(input_.data(), input_.data() + begin_, have);
+    begin_ = 0;
+    end_ = have;
+    size_t whole = have < kLength ? 0 : kLength + next_length() + kProof;
+    size_t asked = std::max(kLeastRead, whole + kLength - std::min(have, whole));
+    if (input_.size() < have + asked) input_.resize(have + asked);
+    iovec rest{input_.data() + end_, asked};
     ssize_t got = inner_->receive(&rest, 1);
     if (got <= 0) return got;
     end_ += static_cast<size_t>(got);
-    filled_ = end_ == input_.size();
-    drained = !filled_;
+    drained = static_cast<size_t>(got) < asked;
     return got;
   }
 
@@ -300,12 +300,12 @@ class SealedSocket final : public Socket {
   Direction out_, in_;
   // Going out: the record on its way, and how many bytes of the caller's are in it.
   std::vector<std::byte> record_;
+  size_t record_size_ = 0;
   size_t record_sent_ = 0;
   size_t record_of_ = 0;
   // Coming in: [begin_, end_), of which the first plain_ bytes are opened.
   std::vector<std::byte> input_;
   size_t begin_ = 0, end_ = 0, plain_ = 0;
-  bool filled_ = false;  // by the last read: there is probably more
   std::string problem_;
 };
 
