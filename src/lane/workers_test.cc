@@ -64,20 +64,20 @@ std::vector<pid_t> children() {
 
 // Workers with a handler, and what ended which lane.
 struct Crew {
-  explicit Crew(Kind kind, uint32_t count = 1, const Clock& clock = monotonic_clock())
+  explicit Crew(Kind kind, uint32_t count = 1, const char* program = own_program())
       : world(new_reactor()) {
     LaneWorkers::Options options;
     options.kind = kind;
     options.count = count;
     options.lanes = 2;
     options.chunk_bytes = kChunkBytes;
-    options.program = own_program();
+    options.program = program;
     std::vector<pid_t> before = children();
-    auto started =
-        LaneWorkers::start(options, *world, handler, clock, [this](uint32_t lane, Error error) {
-          EXPECT_FALSE(errors.contains(lane)) << "told twice";
-          errors.emplace(lane, std::move(error));
-        });
+    auto started = LaneWorkers::start(options, *world, handler, monotonic_clock(),
+                                      [this](uint32_t lane, Error error) {
+                                        EXPECT_FALSE(errors.contains(lane)) << "told twice";
+                                        errors.emplace(lane, std::move(error));
+                                      });
     WEFT_CHECK(started.ok());
     workers = std::move(*started);
     for (pid_t child : children())
@@ -498,22 +498,21 @@ TEST(LaneWorkers, that_say_what_makes_no_sense_are_not_believed) {
 }
 
 TEST(LaneWorkers, whose_program_is_not_weft_are_replaced) {
-  auto world = new_reactor();
-  TestHandler handler;
+  LogLines log;
+  Crew crew(Kind::process, 1, "false");
+  // It may have ended before or after the connections were handed over.
+  auto lane = crew.open(0);
+  ASSERT_TRUE(crew.turn_until([&] { return log.count("of this rank ended with status 1") == 1; }))
+      << log.all();
+  lane = {};
+  crew.errors.clear();
+  lane = crew.open(0);
+  crew.expect_carries(lane, 10, 1);
   LaneWorkers::Options options;
   options.kind = Kind::process;
   options.chunk_bytes = 4096;
-  options.program = "false";
-  std::optional<Error> failure;
-  auto workers = LaneWorkers::start(options, *world, handler, monotonic_clock(),
-                                    [&](uint32_t, Error error) { failure = std::move(error); });
-  ASSERT_TRUE(workers);
-  auto [one, two] = tcp_pair();
-  auto lane = (*workers)->serve(Role::out, net::adopt(std::move(one)), 0, 0, 4096);
-  ASSERT_TRUE(turn_until(*world, [&] { return failure.has_value(); }));
-  EXPECT_THAT(failure->message(), HasSubstr("of this rank ended with status 1"));
   options.program = "/no/such/program";
-  auto none = LaneWorkers::start(options, *world, handler, monotonic_clock(), {});
+  auto none = LaneWorkers::start(options, *crew.world, crew.handler, monotonic_clock(), {});
   ASSERT_FALSE(none);
   EXPECT_THAT(none.error().message(), HasSubstr("WEFT_PROGRAM"));
 }
