@@ -154,8 +154,8 @@ Result<std::unique_ptr<Exchange>> Job::exchange(std::vector<Tensor> tensors) {
   return exchange;
 }
 
-Result<std::unique_ptr<Job>> Job::rebuild(Nanos settle) {
-  WEFT_ASSIGN(auto group, group_->rebuild(settle));
+Result<std::unique_ptr<Job>> Job::rebuild(Nanos settle, uint32_t least) {
+  WEFT_ASSIGN(auto group, group_->rebuild(settle, least));
   membership::Membership membership = membership_;
   membership.rank = group->rank().index;
   membership.size = group->ranks();

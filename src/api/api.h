@@ -85,7 +85,7 @@ class Job {
   // Group::exchange, and the trace learns which tensors there are.
   Result<std::unique_ptr<Exchange>> exchange(std::vector<Tensor> tensors);
   // Group::rebuild: after a failure, a job of those that are left. This one stays as it is, failed.
-  Result<std::unique_ptr<Job>> rebuild(Nanos settle = Nanos::from_seconds(5));
+  Result<std::unique_ptr<Job>> rebuild(Nanos settle = Nanos::from_seconds(5), uint32_t least = 0);
   // Waits until all ranks want to leave, and until all that was recorded is in the file.
   Result<void> leave();
 

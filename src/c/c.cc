@@ -494,7 +494,8 @@ weft_status weft_culprit(const weft_group* group, int64_t* rank) {
   });
 }
 
-weft_status weft_rebuild(weft_group* group, uint64_t settle_ms, weft_group** rebuilt) {
+weft_status weft_rebuild(weft_group* group, uint64_t settle_ms, uint32_t least,
+                         weft_group** rebuilt) {
   return guarded([&]() -> Result<void> {
     if (group == nullptr || rebuilt == nullptr)
       return is_null("the group or the place for the new one");
@@ -503,7 +504,7 @@ weft_status weft_rebuild(weft_group* group, uint64_t settle_ms, weft_group** reb
     if (settle_ms > kSettleMax)
       return error(Code::invalid_argument, "settling for %llu ms is too long: an hour at most",
                    static_cast<unsigned long long>(settle_ms));
-    WEFT_ASSIGN(auto job, group->job->rebuild(millis(settle_ms > 0 ? settle_ms : kSettle)));
+    WEFT_ASSIGN(auto job, group->job->rebuild(millis(settle_ms > 0 ? settle_ms : kSettle), least));
     *rebuilt = new weft_group{shared(std::move(job)), nullptr};
     return {};
   });

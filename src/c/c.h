@@ -271,9 +271,12 @@ WEFT_API weft_status weft_abort(weft_group* group, const char* reason);
 WEFT_API weft_status weft_failure(const weft_group* group, weft_status* code, char** text);
 /* The rank that the failure is blamed on, -1 if there is none. */
 WEFT_API weft_status weft_culprit(const weft_group* group, int64_t* rank);
-/* After a failure: those ranks that come within `settle_ms` (0: 5 s) form a new group, in their old
- * order. All survivors call it. The old group stays as it is, failed, until it is freed. */
-WEFT_API weft_status weft_rebuild(weft_group* group, uint64_t settle_ms, weft_group** rebuilt);
+/* After a failure: the ranks that are left form a new group, in their old order, if there are at
+ * least `least` of them (0: more than half of the old group, so that two groups can never form).
+ * All survivors call it; once there are enough, others are waited for until `settle_ms` (0: 5 s)
+ * have passed. The old group stays as it is, failed, until it is freed. */
+WEFT_API weft_status weft_rebuild(weft_group* group, uint64_t settle_ms, uint32_t least,
+                                  weft_group** rebuilt);
 /* Operations in flight, lanes and their counts, who waits for whom: one JSON object, freed with
  * weft_text_free. */
 WEFT_API weft_status weft_group_status(weft_group* group, char** json);

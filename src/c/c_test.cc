@@ -113,7 +113,7 @@ TEST(Null, handles_are_refused_and_nothing_is_freed_twice) {
       weft_abort(nullptr, "x"),
       weft_failure(nullptr, nullptr, &words),
       weft_culprit(nullptr, &rank),
-      weft_rebuild(nullptr, 0, &group),
+      weft_rebuild(nullptr, 0, 0, &group),
       weft_group_status(nullptr, &words)};
   for (size_t i = 0; i < statuses.size(); ++i) EXPECT_EQ(statuses[i], WEFT_INVALID_ARGUMENT) << i;
   EXPECT_EQ(group, nullptr);
@@ -289,8 +289,8 @@ TEST_F(Alone, a_healthy_group_has_no_failure_and_is_not_rebuilt) {
   EXPECT_EQ(weft_culprit(group_, &culprit), WEFT_OK);
   EXPECT_EQ(culprit, -1);
   weft_group* rebuilt = nullptr;
-  EXPECT_EQ(weft_rebuild(group_, 0, &rebuilt), WEFT_INVALID_ARGUMENT);
-  EXPECT_EQ(weft_rebuild(group_, UINT64_MAX, &rebuilt), WEFT_INVALID_ARGUMENT);
+  EXPECT_EQ(weft_rebuild(group_, 0, 0, &rebuilt), WEFT_INVALID_ARGUMENT);
+  EXPECT_EQ(weft_rebuild(group_, UINT64_MAX, 0, &rebuilt), WEFT_INVALID_ARGUMENT);
   EXPECT_EQ(rebuilt, nullptr);
   ASSERT_EQ(weft_group_status(group_, &words), WEFT_OK);
   EXPECT_THAT(words, HasSubstr("\"rank\""));

@@ -386,7 +386,7 @@ TEST(Failure, an_abort_ends_all_waits_and_the_rest_goes_on) {
     failed.arrive_and_wait();
     if (rank != 2) {
       weft_group* smaller = nullptr;
-      MUST(weft_rebuild(group, 0, &smaller));
+      MUST(weft_rebuild(group, 0, 0, &smaller));
       uint32_t size = 0;
       MUST(weft_size(smaller, &size));
       EXPECT_EQ(size, 2u);

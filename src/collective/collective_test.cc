@@ -199,7 +199,9 @@ TEST(Engine, that_is_halted_leaves_memory_alone) {
         EXPECT_TRUE(node.lost.empty()) << node.lost[0];
         node.engine->halt();
       } else {
-        EXPECT_TRUE(node.turn_until([&] { return node.engine->progress(monotonic_clock().now()).foremost.bytes_done > 0; }));
+        EXPECT_TRUE(node.turn_until([&] {
+          return node.engine->progress(monotonic_clock().now()).foremost.bytes_done > 0;
+        }));
         node.engine->halt();
       }
       ASSERT_EQ(::mprotect(pages, kBytes, PROT_NONE), 0);

@@ -282,7 +282,7 @@ TEST(Peer, cannot_write_through_a_lane_that_it_opens_when_all_is_over) {
 
 TEST(Peer, that_opens_a_lane_again_has_one_of_that_number) {
   Alone alone;
-  alone.engine->start(alone.operation);
+  EXPECT_TRUE(alone.engine->start(alone.operation));
   alone.send(1, Alone::chunk_of(0, 0), 9, 0.5);  // and no more of it will come
   alone.turns();
   alone.links->open({1}, 1);

@@ -2,6 +2,7 @@
 #include <map>
 
 #include "handshake.h"
+#include "meeting.h"
 #include "rendezvous.h"
 #include "weft/join.h"
 #include "weft/net.h"
@@ -12,28 +13,6 @@ namespace {
 constexpr Nanos kTurn = Nanos::from_millis(5);
 constexpr Nanos kGrace = Nanos::from_seconds(2);
 constexpr uint16_t kProbeFlows = 16;
-constexpr size_t kEarlyLanes = 4096;
-constexpr size_t kMaxWords = 1024;  // of a rank about where it listens
-
-// "rank 2", "ranks 1, 4 and 7", and not a page of them.
-std::string rank_list(const std::vector<uint32_t>& ranks) {
-  std::string out = ranks.size() == 1 ? "rank " : "ranks ";
-  for (size_t i = 0; i < ranks.size() && i < 8; ++i) {
-    if (i > 0) out += i + 1 == ranks.size() ? " and " : ", ";
-    out += std::to_string(ranks[i]);
-  }
-  if (ranks.size() > 8) out += text(" and %zu more", ranks.size() - 8);
-  return out;
-}
-
-using EarlyLanes = std::vector<std::pair<Hello, std::unique_ptr<net::Socket>>>;
-
-Result<void> keep(EarlyLanes& early, std::unique_ptr<net::Socket>& socket, const Hello& peer) {
-  if (early.size() >= kEarlyLanes)
-    return error(Code::invalid_argument, "%zu lanes wait already", early.size());
-  early.emplace_back(peer, std::move(socket));
-  return {};
-}
 
 class Joiner {
  public:
@@ -67,23 +46,12 @@ class Joiner {
       if (is_root()) tell_all(met.error());
       return std::move(met).error();
     }
-    Identity self = mesh_.acceptor->identity();
-    self.rank = mesh_.rank.index;
-    mesh_.acceptor->set_identity(std::move(self));
-    // The acceptor's owner changes; until Links takes over, only lanes are let in, and kept.
-    mesh_.acceptor->set_on_connection(
-        [early = mesh_.early, rank = mesh_.rank.index, ranks = mesh_.ranks](
-            std::unique_ptr<net::Socket>& socket, const Hello& peer) -> Result<void> {
-          if (peer.rank >= ranks || peer.rank == rank)
-            return error(Code::invalid_argument, "it is not one of the other ranks");
-          if (peer.purpose == Purpose::lane) return keep(*early, socket, peer);
-          return error(Code::invalid_argument, "the group is complete");
-        });
+    open_to_members(mesh_);
     return std::move(mesh_);
   }
 
  private:
-  bool is_root() const { return options_.rank == options_.root; }
+  bool is_root() const { return options_.rank.index == 0; }
 
   Hello hello(Purpose purpose, uint16_t lane, uint32_t to) const {
     Hello out;
@@ -119,9 +87,7 @@ class Joiner {
 
   Result<void> accept(std::unique_ptr<net::Socket>& socket, const Hello& peer) {
     auto refuse = [](const char* why) { return error(Code::invalid_argument, "%s", why); };
-    // Survivors come to the root with their old numbers, and call each other by the new ones.
-    Rank own = peer.purpose == Purpose::control ? options_.rank : mesh_.rank;
-    if (peer.rank >= options_.ranks || peer.rank == own.index)
+    if (peer.rank >= options_.ranks || peer.rank == options_.rank.index)
       return refuse("it is not one of the other ranks");
     // Of a control channel that is said to everyone (compare()).
     if (peer.purpose != Purpose::control && peer.sealed != options_.sealed)
@@ -136,7 +102,7 @@ class Joiner {
       return {};
     }
     // Another rank may be told to go a moment before this one.
-    if (peer.purpose == Purpose::lane) return keep(*mesh_.early, socket, peer);
+    if (peer.purpose == Purpose::lane) return keep_early(*mesh_.early, socket, peer);
     if (peer.purpose != Purpose::probe) return refuse("the group is not complete yet");
     if (peer.rank != mesh_.previous()) return refuse("it is not the previous rank of the ring");
     auto& places = mesh_.probe_in;
@@ -183,7 +149,7 @@ class Joiner {
         // A name that cannot be found will not be found later either.
         if (options_.network == nullptr) WEFT_TRY(net::find_host(root.host));
         dials_.clear();
-        dial(root.host, root.port, hello(Purpose::control, 0, options_.root.index));
+        dial(root.host, root.port, hello(Purpose::control, 0, 0));
         address = now;
       }
       if (turn()) continue;
@@ -231,116 +197,53 @@ class Joiner {
     if (!by_file()) {
       WEFT_ASSIGN(place, net::split(options_.rendezvous));
     }
-    if (options_.listener)
-      accept_from(options_.listener);
-    else
-      WEFT_TRY(listen(place.host, place.port));
+    WEFT_TRY(listen(place.host, place.port));
     if (by_file()) {
       WEFT_ASSIGN(written_, rendezvous::write(
                                 file(), text("127.0.0.1:%u", unsigned{mesh_.acceptor->port()})));
     }
-    uint32_t own = options_.rank.index;
-    mesh_.members[own] = {own, options_.host, 0, mesh_.acceptor->host(), mesh_.acceptor->port()};
+    mesh_.members[0] = {0, options_.host, 0, mesh_.acceptor->host(), mesh_.acceptor->port()};
     machines_.resize(options_.ranks);
-    machines_[own] = machine_;
-    Nanos settled = network_.clock().now() + options_.settle;
+    machines_[0] = machine_;
     std::vector<bool> registered(options_.ranks, false);
-    registered[own] = true;
+    registered[0] = true;
     std::optional<Error> differs;
     for (;;) {
       std::vector<uint32_t> absent;
-      bool someone_comes = false;  // it has proved the secret, and not yet said where it listens
-      for (uint32_t r = 0; r < options_.ranks; ++r) {
-        if (r == own) continue;
+      for (uint32_t r = 1; r < options_.ranks; ++r) {
         ControlChannel* channel = mesh_.control[r].get();
         if (channel != nullptr && !registered[r]) {
           // The reason is kept until all are here to hear it.
           if (auto same = compare(hellos_[r]); !same && !differs) differs = same.error();
           if (auto frame = channel->receive()) {
-            Unpacker fields(frame->payload);
-            Member member{r, fields.string(), 0, fields.string(), fields.number<uint16_t>()};
-            machines_[r] = fields.string();
-            if (frame->type != Control::register_ || !fields.complete() ||
-                member.host.size() + member.address.size() + machines_[r].size() > kMaxWords)
+            auto member = unpack_place(frame->payload, r, machines_[r]);
+            if (frame->type != Control::register_ || !member)
               return error(Code::corrupt, "rank %u sent something else than where it listens", r);
-            mesh_.members[r] = member;
+            mesh_.members[r] = *member;
             registered[r] = true;
           }
         }
-        if (channel != nullptr && channel->failure()) {
-          if (!options_.survivors)
-            return error(Code::peer_lost, "rank %u left while the group was forming: %s", r,
-                         channel->failure()->message().c_str());
-          // The others are not worse off than if it had not come. It may come again.
-          mesh_.control[r].reset();
-          registered[r] = false;
-        }
-        someone_comes = someone_comes || (mesh_.control[r] && !registered[r]);
+        if (channel != nullptr && channel->failure())
+          return error(Code::peer_lost, "rank %u left while the group was forming: %s", r,
+                       channel->failure()->message().c_str());
         if (!registered[r]) absent.push_back(r);
       }
       if (absent.empty()) break;
-      if (options_.survivors && !someone_comes && network_.clock().now() > settled) {
-        keep_survivors(registered);
-        break;
-      }
       if (!turn()) return differs ? *differs : late(rank_list(absent) + " did not come");
     }
     if (differs) return *differs;
-    if (options_.survivors && mesh_.ranks == options_.ranks) keep_survivors(registered);
-    std::map<std::string, uint32_t> hosts;
-    for (Member& member : mesh_.members)
-      member.host_index =
-          hosts.emplace(member.host, static_cast<uint32_t>(hosts.size())).first->second;
+    number_hosts(mesh_.members);
     if (by_file()) rendezvous::remove(file(), written_);
     Packer table;
-    if (options_.survivors) table.number(mesh_.ranks);
-    for (uint32_t old : old_ranks_) table.number(old);
-    for (const Member& member : mesh_.members)
-      table.string(member.host)
-          .number(member.host_index)
-          .string(member.address)
-          .number(member.port)
-          .string(machines_[member.rank]);
+    pack_members(table, mesh_.members, machines_);
     if (table.bytes().size() > kMaxControlBytes)
       return error(Code::invalid_argument, "the names of %u hosts are too long for one table",
                    options_.ranks);
     for (auto& channel : mesh_.control)
       if (channel) channel->send(Control::table, table);
     formed_ = true;
-    find_sharers();
+    find_sharers(mesh_, machines_, options_.host);
     return {};
-  }
-
-  // The new group: the root first, then the others that came, as they were numbered before.
-  void keep_survivors(const std::vector<bool>& came) {
-    std::vector<Member> members = {mesh_.members[options_.rank.index]};
-    std::vector<std::string> machines = {machine_};
-    std::vector<std::unique_ptr<ControlChannel>> control(1);
-    old_ranks_ = {options_.rank.index};
-    for (uint32_t r = 0; r < options_.ranks; ++r) {
-      if (!came[r] || r == options_.rank.index) continue;
-      auto fresh = static_cast<uint32_t>(members.size());
-      members.push_back(mesh_.members[r]);
-      members.back().rank = fresh;
-      machines.push_back(machines_[r]);
-      mesh_.control[r]->set_peer({fresh});
-      control.push_back(std::move(mesh_.control[r]));
-      old_ranks_.push_back(r);
-    }
-    members[0].rank = 0;
-    mesh_.members = std::move(members);
-    machines_ = std::move(machines);
-    mesh_.control = std::move(control);
-    mesh_.rank = {0};
-    mesh_.ranks = static_cast<uint32_t>(mesh_.members.size());
-  }
-
-  // Names of hosts can be chosen, and equal on different machines: both must agree.
-  void find_sharers() {
-    const std::string& own = machines_[mesh_.rank.index];
-    for (Member& member : mesh_.members)
-      member.shares_memory = member.rank != mesh_.rank.index && !own.empty() &&
-                             machines_[member.rank] == own && member.host == options_.host;
   }
 
   // The frame that rank 0 sends next, or its reason for ending the group.
@@ -380,34 +283,14 @@ class Joiner {
     }
     WEFT_TRY(listen(own, 0));
     Packer place;
-    place.string(options_.host).string(own).number(mesh_.acceptor->port()).string(machine_);
+    pack_place(place, options_.host, {0, {}, 0, own, mesh_.acceptor->port()}, machine_);
     mesh_.control[0]->send(Control::register_, place);
 
     WEFT_ASSIGN(Frame frame, from_root(Control::table, "other ranks did not come to rank 0"));
     Unpacker fields(frame.payload);
-    if (options_.survivors) {
-      mesh_.ranks = fields.number<uint32_t>();
-      if (mesh_.ranks > options_.ranks) return error(Code::corrupt, "the table is too long");
-      mesh_.members.resize(mesh_.ranks);
-      bool named = false;
-      for (uint32_t r = 0; r < mesh_.ranks; ++r) {
-        if (fields.number<uint32_t>() != options_.rank.index) continue;
-        mesh_.rank = {r};
-        named = true;
-      }
-      if (!named) return error(Code::peer_lost, "this rank came too late for the new group");
-    }
-    for (uint32_t r = 0; r < mesh_.ranks; ++r) {
-      Member& member = mesh_.members[r];
-      member.rank = r;
-      member.host = fields.string();
-      member.host_index = fields.number<uint32_t>();
-      member.address = fields.string();
-      member.port = fields.number<uint16_t>();
-      machines_.push_back(fields.string());
-    }
+    mesh_.members = unpack_members(fields, mesh_.ranks, machines_);
     if (!fields.complete()) return error(Code::corrupt, "rank 0 sent a table of other ranks");
-    find_sharers();
+    find_sharers(mesh_, machines_, options_.host);
     return {};
   }
 
@@ -505,7 +388,6 @@ class Joiner {
   Nanos deadline_;
   std::string machine_;
   std::vector<std::string> machines_;  // by rank
-  std::vector<uint32_t> old_ranks_;    // survivors: by new rank
   Mesh mesh_;
   rendezvous::Written written_;  // rank 0
   bool formed_ = false;          // rank 0: nobody else is let in

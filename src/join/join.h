@@ -111,7 +111,7 @@ struct Hello {
   // Whom it means to reach: a proof that was made for one rank is worth nothing at another's door.
   uint32_t to = kAnyRank;  // status: whoever listens there
   std::string place;       // lane, probe: where, as the table of members has it
-  bool sealed = false;    // what follows the proof is sealed (net::seal)
+  bool sealed = false;     // what follows the proof is sealed (net::seal)
   uint64_t attempt = 0;    // grows with every connection that the rank tries to open
 };
 
@@ -222,14 +222,6 @@ struct Options {
   bool sealed = false;        // connections, with keys made from the secret; alike on all ranks
   Nanos deadline = Nanos::from_seconds(30);
   net::Network* network = nullptr;  // null: the kernel's
-  // After a failure: `rank` and `ranks` are those of the group that failed; those of its ranks that
-  // come to `root` within `settle` form the new one, the root first.
-  bool survivors = false;
-  Rank root;
-  Nanos settle = Nanos::from_seconds(5);
-  // The root's, from the group that failed. Closing it and listening again would lose those who
-  // call in that moment: for some the connection opens, and nobody is at the other end.
-  std::shared_ptr<net::Socket> listener;
 };
 
 // The connections of one rank.
@@ -258,6 +250,30 @@ struct Mesh {
 // Meets the others at the rendezvous. Errors name the ranks that did not come, or that came with
 // another plan.
 Result<Mesh> meet(const Options& options);
+
+// Those that are left of a group that failed, and where they find each other.
+struct ReunionOptions {
+  Rank rank;                    // in the group that failed
+  uint32_t ranks = 1;           // that it had
+  std::vector<Member> members;  // of it
+  std::optional<Rank> lost;     // who is not waited for
+  uint32_t least = 0;           // ranks of the new group; 0: more than half of the old one
+  Nanos settle = Nanos::from_seconds(5);  // how long others are waited for once there are enough
+  Nanos deadline = Nanos::from_seconds(30);
+  std::string secret;
+  std::string host;
+  std::string agreement;  // another than that of the group that failed
+  uint16_t lanes = 1;
+  bool sealed = false;
+  bool shared_memory = true;
+  net::Network* network = nullptr;  // null: the kernel's
+  // This rank's, from the group that failed. Closing it and listening again would lose those who
+  // call in that moment: for some the connection opens, and nobody is at the other end.
+  std::shared_ptr<net::Socket> listener;
+};
+// Any of them meet, whichever ranks are lost, and form one group or none: reunion.cc tells how. The
+// new group has the order of the old one.
+Result<Mesh> meet_again(const ReunionOptions& options);
 
 // A connection to a member of a running job, for a purpose that is not membership.
 Result<std::unique_ptr<net::Socket>> call(const std::string& address, const std::string& secret,

@@ -68,7 +68,8 @@ TEST(Fields, a_hello_reads_back_and_others_are_refused) {
   hello.shared = std::string(40, 's');
   hello.attempt = 1ull << 40;
   hello.to = 4;
-  hello.place = std::string(60, 'p');
+  hello.place = std::string(kMaxPlace, 'p');
+  hello.sealed = true;
   auto bytes = encode_hello(hello);
   auto read = decode_hello(bytes);
   ASSERT_TRUE(read);
@@ -83,6 +84,7 @@ TEST(Fields, a_hello_reads_back_and_others_are_refused) {
   EXPECT_EQ(read->attempt, hello.attempt);
   EXPECT_EQ(read->to, 4u);
   EXPECT_EQ(read->place, hello.place);
+  EXPECT_TRUE(read->sealed);
   bytes[2] = std::byte{9};
   EXPECT_FALSE(decode_hello(bytes));
   hello.protocol = kProtocol + 1;
@@ -114,40 +116,6 @@ TEST(Join, tells_every_rank_where_the_others_are) {
     }
     expect_data_flows(meshes);
   }
-}
-
-// The port never closes: who calls while the old group ends is answered by the new one.
-TEST(Join, a_survivor_that_calls_between_two_groups_is_served) {
-  auto made = net::kernel_network().listen("127.0.0.1", 0);
-  ASSERT_TRUE(made.ok()) << made.error().message();
-  auto old_reactor = new_reactor();
-  auto old = std::make_unique<Acceptor>(
-      net::kernel_network(), *old_reactor, std::move(*made), kSecret, Identity{},
-      [](std::unique_ptr<net::Socket>&, const Hello&) -> Result<void> {
-        return error(Code::invalid_argument, "it belongs to another group");
-      });
-  uint16_t port = old->port();
-  auto survivor = [&](uint32_t rank) {
-    Options options = options_for(rank, 3, port);
-    options.survivors = true;
-    options.settle = Nanos::from_seconds(1);
-    return options;
-  };
-  Result<Mesh> second = error(Code::cancelled, "not joined");
-  std::thread caller([&] { second = meet(survivor(2)); });
-  Options options = survivor(0);
-  options.listener = old->listener();
-  pollfd called{options.listener->fd(), POLLIN, 0};
-  EXPECT_EQ(::poll(&called, 1, 10'000), 1);
-  old.reset();
-  Result<Mesh> first = meet(options);
-  caller.join();
-  ASSERT_TRUE(first.ok()) << first.error().message();
-  ASSERT_TRUE(second.ok()) << second.error().message();
-  EXPECT_EQ(first->members[0].port, port);
-  EXPECT_EQ(first->ranks, 2u);
-  EXPECT_EQ(second->rank, Rank{1}) << "the new number of rank 2";
-  EXPECT_EQ(first->acceptor->refused(), 0u);
 }
 
 TEST(Join, alone_needs_nobody) {

@@ -351,9 +351,10 @@ bool Lane::end_payload(const std::byte* in_place, Nanos now) {
   in_payload_ = false;
   if (needs_checksums_ && in_header_.checksum == 0 && in_header_.length > 0) {
     fail(error(Code::corrupt,
-               "payload of operation %u, step %u, chunk %u came without a checksum from another "
+               "payload of operation %llu, step %u, chunk %u came without a checksum from another "
                "host, over a connection that is not sealed",
-               in_header_.operation, unsigned{in_header_.step}, in_header_.chunk));
+               static_cast<unsigned long long>(in_header_.operation), unsigned{in_header_.step},
+               in_header_.chunk));
     return false;
   }
   if (!socket_->shared() && in_header_.checksum != 0) {

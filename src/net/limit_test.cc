@@ -15,10 +15,12 @@ using testing::HasSubstr;
 
 // Runs `body` in a child that can open `spare` more descriptors; what it returns is printed there,
 // and must be empty.
-void with_descriptors(int spare, const std::function<std::string()>& body) {
+void with_descriptors(int spare, const std::function<std::string()>& body,
+                      const std::function<void()>& before = {}) {
   pid_t child = ::fork();
   ASSERT_GE(child, 0);
   if (child == 0) {
+    if (before) before();
     int next = ::dup(0);
     ::close(next);
     rlimit limit{};
@@ -62,20 +64,29 @@ TEST(Limits, a_connection_that_cannot_be_made_is_an_error_of_this_process) {
 }
 
 TEST(Limits, who_calls_waits_while_there_are_no_descriptors) {
-  auto listener = kernel_network().listen("127.0.0.1", 0);
-  ASSERT_TRUE(listener);
-  Fd caller = connect_to((*listener)->local_port());
-  with_descriptors(0, [&]() -> std::string {
-    auto refused = (*listener)->accept();
-    if (refused || refused.error().code() != Code::io) return "no error";
-    std::string wrong = lacks(refused.error().message(), "cannot accept a connection: Too many");
-    if (!wrong.empty()) return wrong;
-    ::close(0);
-    auto taken = (*listener)->accept();
-    if (!taken || !*taken) return "nobody waits";
-    auto nobody = (*listener)->accept();
-    return nobody && !*nobody ? "" : "an error, and nobody waits";
-  });
+  std::unique_ptr<Socket> listener;
+  Fd caller;
+  auto called = [&] {
+    auto made = kernel_network().listen("127.0.0.1", 0);
+    WEFT_CHECK(made.ok());
+    listener = std::move(*made);
+    caller = connect_to(listener->local_port());
+  };
+  with_descriptors(
+      0,
+      [&]() -> std::string {
+        auto refused = listener->accept();
+        if (refused || refused.error().code() != Code::io) return "no error";
+        std::string wrong =
+            lacks(refused.error().message(), "cannot accept a connection: Too many");
+        if (!wrong.empty()) return wrong;
+        ::close(0);
+        auto taken = listener->accept();
+        if (!taken || !*taken) return "nobody waits";
+        auto nobody = listener->accept();
+        return nobody && !*nobody ? "" : "an error, and nobody waits";
+      },
+      called);
 }
 
 TEST(Limits, what_cannot_be_watched_is_an_error) {

@@ -312,7 +312,7 @@ TEST(Sealed, bytes_that_wait_inside_are_announced) {
     Socket& socket_;
     std::string got;
   } sip(*pair.two);
-  world->add(*pair.two, EPOLLIN, &sip);
+  ASSERT_TRUE(world->add(*pair.two, EPOLLIN, &sip));
   std::string words(300, 'x');
   iovec part{words.data(), words.size()};
   ASSERT_EQ(pair.one->send(&part, 1), 300);

@@ -154,7 +154,7 @@ class TcpSocket final : public Socket {
   }
 
   Fd fd_;
-  Address peer_;  // of an accepted connection
+  Address peer_;           // of an accepted connection
   KeptFromChildren kept_;  // goes first
 };
 

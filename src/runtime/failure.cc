@@ -17,7 +17,6 @@ constexpr Nanos kGrace = Nanos::from_millis(200);
 constexpr Nanos kAfterRoot = Nanos::from_seconds(1);
 constexpr Nanos kRelaySilence = Nanos::from_seconds(1);  // four heartbeats
 constexpr Nanos kLinger = Nanos::from_millis(500);
-constexpr Nanos kRetry = Nanos::from_millis(20);
 // Rank 0's word on which of several reasons was the first.
 constexpr Nanos kVerdict = Nanos::from_millis(500);
 // A driver that did not turn for so long did not run. Others may have been silent, or not.
@@ -393,48 +392,35 @@ Result<void> Group::leave() {
   return *impl->current_failure();
 }
 
-Result<std::unique_ptr<Group>> Group::rebuild(Nanos settle) {
+Result<std::unique_ptr<Group>> Group::rebuild(Nanos settle, uint32_t least) {
   Impl& old = *impl_;
   WEFT_TRY(old.may_wait());
-  std::optional<Rank> lost;
+  join::ReunionOptions survivors;
   {
     std::lock_guard lock(old.mutex);
     if (!old.failure)
       return error(Code::invalid_argument, "the group has not failed: there is nothing to rebuild");
-    lost = old.culprit;
+    survivors.lost = old.culprit;
   }
-  // Everyone knows whom the failure is blamed on, so everyone finds the same new root: the lowest
-  // of the others, at the address where it listened before.
-  uint32_t root = lost && lost->index == 0 ? 1 : 0;
-  if (root >= old.mesh.ranks)
-    return error(Code::peer_lost, "nobody is left to rebuild the group with");
-  const join::Member& meeting = old.mesh.members[root];
-  Options options = old.options;
-  options.rendezvous = meeting.address.find(':') == std::string::npos
-                           ? text("%s:%u", meeting.address.c_str(), unsigned{meeting.port})
-                           : text("[%s]:%u", meeting.address.c_str(), unsigned{meeting.port});
-  options.rank = old.mesh.rank;
-  options.ranks = old.mesh.ranks;
-  Impl::Survivors survivors{Rank{root}, settle, nullptr};
+  if (survivors.lost == old.mesh.rank) survivors.lost.reset();  // it is here after all
+  survivors.rank = old.mesh.rank;
+  survivors.ranks = old.mesh.ranks;
+  survivors.members = old.mesh.members;
+  survivors.least = least;
+  survivors.settle = settle;
   {
     // Whoever comes from the old group finds nobody; the new one listens in its place.
     auto sits = old.take_seat();
-    if (old.mesh.acceptor && options.rank == survivors.root)
-      survivors.listener = old.mesh.acceptor->listener();
+    if (old.mesh.acceptor) old.listener = old.mesh.acceptor->listener();
     old.mesh.acceptor.reset();
   }
+  survivors.listener = old.listener;
+  if (!survivors.listener)
+    return error(Code::peer_lost, "nobody is left to rebuild the group with");
+  Options options = old.options;
   options.probe = false;
-  WEFT_ASSIGN(auto reactor, old.mesh.network->reactor());
-  Nanos until = old.now() + options.join_deadline;
-  for (;;) {
-    auto impl = Impl::join(options, old.recorder, old.epoch + 1, survivors);
-    if (impl) return std::unique_ptr<Group>(new Group(std::move(*impl), nullptr, 0));
-    // The new root may still listen for the old group, which refuses whoever comes from the new.
-    options.join_deadline = until - old.now();
-    bool refused = impl.error().code() == Code::peer_lost && options.rank != Rank{root};
-    if (!refused || options.join_deadline <= kRetry) return std::move(impl).error();
-    reactor->run_once(kRetry);
-  }
+  WEFT_ASSIGN(auto impl, Impl::join(options, old.recorder, old.epoch + 1, &survivors));
+  return std::unique_ptr<Group>(new Group(std::move(impl), nullptr, 0));
 }
 
 }  // namespace weft::runtime

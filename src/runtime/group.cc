@@ -58,7 +58,7 @@ Group::Impl::Impl(const Options& given, uint32_t epoch_in, capture::Recorder& re
 
 Result<std::shared_ptr<Group::Impl>> Group::Impl::join(const Options& options,
                                                        capture::Recorder& recorder, uint32_t epoch,
-                                                       std::optional<Survivors> survivors) {
+                                                       const join::ReunionOptions* survivors) {
   WEFT_TRY(plan::validate(options.plan));
   // A plan that cannot be carried out is refused before anyone is met.
   WEFT_TRY(schedule::supported(options.plan));
@@ -81,13 +81,21 @@ Result<std::shared_ptr<Group::Impl>> Group::Impl::join(const Options& options,
   join_options.sealed = options.sealed;
   join_options.deadline = options.join_deadline;
   join_options.network = options.network;
-  if (survivors) {
-    join_options.survivors = true;
-    join_options.root = survivors->root;
-    join_options.settle = survivors->settle;
-    join_options.listener = survivors->listener;
+  join::Mesh mesh;
+  if (survivors != nullptr) {
+    join::ReunionOptions reunion = *survivors;
+    reunion.secret = join_options.secret;
+    reunion.host = join_options.host;
+    reunion.agreement = join_options.agreement;
+    reunion.lanes = join_options.lanes;
+    reunion.sealed = join_options.sealed;
+    reunion.shared_memory = join_options.shared_memory;
+    reunion.deadline = join_options.deadline;
+    reunion.network = join_options.network;
+    WEFT_ASSIGN(mesh, join::meet_again(reunion));
+  } else {
+    WEFT_ASSIGN(mesh, join::meet(join_options));
   }
-  WEFT_ASSIGN(join::Mesh mesh, join::meet(join_options));
   if (options.probe && mesh.ranks > 1) {
     probe::Options probe_options;
     auto chunk = static_cast<uint32_t>(schedule::chunk_elements(sized) * schedule::kElementBytes);
@@ -511,7 +519,7 @@ Group::Group(std::shared_ptr<Impl> impl, collective::Members members, uint32_t i
 Group::~Group() = default;
 
 Result<std::unique_ptr<Group>> Group::join(const Options& options, capture::Recorder& recorder) {
-  WEFT_ASSIGN(auto impl, Impl::join(options, recorder, 0, std::nullopt));
+  WEFT_ASSIGN(auto impl, Impl::join(options, recorder, 0));
   return std::unique_ptr<Group>(new Group(std::move(impl), nullptr, 0));
 }
 

@@ -58,14 +58,10 @@ struct Exchange::Impl {
 struct Group::Impl : std::enable_shared_from_this<Group::Impl> {
   Impl(const Options& options, uint32_t epoch, capture::Recorder& recorder, join::Mesh mesh);
   ~Impl();
-  // Joins as the options say; `survivors`: the new group of those that are left of an old one.
-  struct Survivors {
-    Rank root;
-    Nanos settle;
-    std::shared_ptr<net::Socket> listener;  // the root's
-  };
+  // Joins as the options say; `survivors`: with those that are left of an old group.
   static Result<std::shared_ptr<Impl>> join(const Options& options, capture::Recorder& recorder,
-                                            uint32_t epoch, std::optional<Survivors> survivors);
+                                            uint32_t epoch,
+                                            const join::ReunionOptions* survivors = nullptr);
   Result<void> meet_neighbours();
   Result<void> agree_on_costs();
   // Which all-reduce for which size, among so many ranks on so many hosts.
@@ -209,7 +205,8 @@ struct Group::Impl : std::enable_shared_from_this<Group::Impl> {
   std::optional<Accusation> accusation;  // what rank 0 is to decide on
   Error no_memory;                       // made while there is some
   Nanos last_turn{0};
-  std::vector<Nanos> last_heard;  // by rank
+  std::shared_ptr<net::Socket> listener;  // kept for the group that is made of what is left
+  std::vector<Nanos> last_heard;          // by rank
   // Rank 0: what each rank is waiting for, as its last heartbeat told.
   struct Waiting {
     bool stuck = false;  // an operation is in flight, and did not move for its deadline

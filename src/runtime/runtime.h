@@ -201,9 +201,12 @@ class Group {
   std::optional<Error> failure() const;
   // The rank that the failure is blamed on, if one is.
   std::optional<Rank> culprit() const;
-  // After a failure: those ranks that come within `settle` form a new group, in their old order.
-  // All survivors call it. What belonged to the old one is refused.
-  Result<std::unique_ptr<Group>> rebuild(Nanos settle = Nanos::from_seconds(5));
+  // After a failure: the ranks that are left form a new group, in their old order, whichever are
+  // lost. All survivors call it; once there are enough, others are waited for until `settle` has
+  // passed. Enough are more than half of the old group, so that two groups can never form, or the
+  // least number that the caller states. Fewer end with the reason. What belonged to the old group
+  // is refused.
+  Result<std::unique_ptr<Group>> rebuild(Nanos settle = Nanos::from_seconds(5), uint32_t least = 0);
   // Waits until all ranks want to leave, and closes. Call it when all work is done.
   Result<void> leave();
   // Operations in flight, lanes and their counts, who waits for whom: one JSON object. Any thread

@@ -73,12 +73,13 @@ std::string Group::Impl::status_of_this_rank() {
          {"bytes_per_s", static_cast<double>(lane.outgoing ? lane.counters.bytes_sent
                                                            : lane.counters.bytes_received) /
                              seconds}});
-  Json out = {{"rank", mesh.rank.index},
-              {"host", options.host},
-              {"pid", static_cast<int>(::getpid())},
-              {"operations", std::move(flights)},
-              {"last_progress_seconds_ago", (now() - engine->progress(now()).last_change).seconds()},
-              {"lanes", std::move(lanes)}};
+  Json out = {
+      {"rank", mesh.rank.index},
+      {"host", options.host},
+      {"pid", static_cast<int>(::getpid())},
+      {"operations", std::move(flights)},
+      {"last_progress_seconds_ago", (now() - engine->progress(now()).last_change).seconds()},
+      {"lanes", std::move(lanes)}};
   return fitting(std::move(out), kLongest);
 }
 
