@@ -133,7 +133,7 @@ Result<void> Group::Impl::meet_neighbours() {
   Nanos until = now() + options.join_deadline;
   while (!engine->connected(next)) {
     turn(Nanos::from_millis(1));
-    if (failed) return *current_failure();
+    if (has_failed.load()) return *current_failure();
     if (now() > until)
       return error(Code::timeout, "join: no lane to %s was opened within %s",
                    describe(next).c_str(), format_duration(options.join_deadline).c_str());
@@ -153,7 +153,7 @@ Result<void> Group::Impl::agree_on_costs() {
   Nanos until = now() + options.join_deadline;
   while (!costs) {
     turn(Nanos::from_millis(1));
-    if (failed) return *current_failure();
+    if (has_failed.load()) return *current_failure();
     if (now() > until)
       return error(Code::timeout, "join: %s did not say what all-reduces cost within %s",
                    describe({0}).c_str(), format_duration(options.join_deadline).c_str());
