@@ -86,6 +86,7 @@ Result<runtime::Options> find_options(const JoinOptions& given, const membership
     options.plan = *given.plan;
   } else {
     WEFT_ASSIGN(options.plan, find_plan(lookup));
+    options.plan_was_named = lookup("WEFT_PLAN").has_value();
   }
   if (given.shared_memory) {
     options.shared_memory = *given.shared_memory;

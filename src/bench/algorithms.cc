@@ -56,6 +56,7 @@ class Trial {
   Result<void> join() {
     runtime::Options options;
     WEFT_ASSIGN(options.plan, plan::preset("default"));
+    options.plan_was_named = false;
     lanes_ = options.plan.lanes;
     options.rank = {member_.rank};
     options.ranks = member_.size;

@@ -61,6 +61,7 @@ class Sweep {
   Result<std::unique_ptr<Group>> join(const std::string& rendezvous, uint32_t lanes) {
     runtime::Options options;
     WEFT_ASSIGN(options.plan, plan::preset("default"));
+    options.plan_was_named = false;
     options.plan.lanes = lanes;
     options.rank = {member_.rank};
     options.ranks = member_.size;

@@ -58,6 +58,7 @@ class Weft final : public Engine {
     auto out = std::make_unique<Weft>();
     runtime::Options options;
     WEFT_ASSIGN(options.plan, plan::preset("default"));
+    options.plan_was_named = false;
     options.rank = {place.rank};
     options.ranks = place.ranks;
     options.rendezvous = "file:" + place.store;

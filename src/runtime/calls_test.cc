@@ -2,6 +2,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <nlohmann/json.hpp>
+#include <set>
+
 #include "testing.h"
 
 namespace weft::runtime {
@@ -34,8 +37,38 @@ TEST(Costs, of_rank_0_decide_which_all_reduce_everyone_uses) {
   };
   for (uint32_t who : {0u, 3u})
     expect_ok(run_ranks(5, plan::Plan(), body, [&](Options& options) {
+      options.plan_was_named = false;
       if (options.rank.index == who) options.costs = slow;
     }));
+}
+
+// The ranks to which rank 0 has sent after an all-reduce of four elements among four.
+std::set<uint32_t> peers_of_rank_0(const plan::Plan& plan, bool named) {
+  std::set<uint32_t> peers;
+  expect_ok(run_ranks(
+      4, plan,
+      [&](Group& group, capture::Recorder&) -> Result<void> {
+        std::vector<float> data(4, 1);
+        WEFT_TRY(group.all_reduce(data));
+        if (group.rank().index != 0) return {};
+        const auto status = nlohmann::json::parse(group.status());
+        for (const auto& lane : status["lanes"])
+          if (lane["direction"] == "out" && lane["bytes"] > 0)
+            peers.insert(lane["peer"].get<uint32_t>());
+        return {};
+      },
+      [&](Options& options) { options.plan_was_named = named; }));
+  return peers;
+}
+
+TEST(Call, takes_the_algorithm_that_the_plan_says) {
+  plan::Plan plan;
+  EXPECT_EQ(peers_of_rank_0(plan, false), (std::set<uint32_t>{1, 2}));  // few steps: doubling
+  EXPECT_EQ(peers_of_rank_0(plan, true), (std::set<uint32_t>{1})) << "it says ring";
+  plan.algorithm = {{std::nullopt, "auto"}};
+  EXPECT_EQ(peers_of_rank_0(plan, true), (std::set<uint32_t>{1, 2}));
+  plan.algorithm = {{std::nullopt, "direct"}};
+  EXPECT_EQ(peers_of_rank_0(plan, true), (std::set<uint32_t>{1, 2, 3}));
 }
 
 // ---- refused before anything is sent -----------------------------------------------------

@@ -682,15 +682,14 @@ Result<std::shared_ptr<Work::State>> Group::Impl::prepare(const Call& call,
   bool sums = (call.collective == Collective::all_reduce || call.collective == Collective::reduce ||
                call.collective == Collective::reduce_scatter) &&
               sixteen && arithmetic && ranks > 2;
-  bool plan_says = options.plan.algorithm != plan::Plan().algorithm;
   if (call.algorithm) {
     shape.algorithm = *call.algorithm;
   } else if (sums) {
     shape.algorithm = Algorithm::direct;  // the one that can round once
   } else if (call.collective == Collective::all_reduce) {
     const schedule::Choice& choice = choice_among(ranks, hosts_of(members));
-    shape.algorithm =
-        plan_says ? schedule::algorithm_for(options.plan, bytes, choice) : choice.at(bytes);
+    shape.algorithm = options.plan_was_named ? schedule::algorithm_for(options.plan, bytes, choice)
+                                             : choice.at(bytes);
   } else if (call.collective == Collective::broadcast || call.collective == Collective::reduce) {
     shape.algorithm = bytes <= kSmall ? Algorithm::tree : Algorithm::ring;
   } else {

@@ -49,6 +49,9 @@ struct Options {
   std::string secret;
   std::string host = "localhost";  // name of this host in messages and traces
   plan::Plan plan;
+  // Calls that name no algorithm take the one that the plan names for their size. Where nobody
+  // named a plan, this is false, and they take the one that costs least.
+  bool plan_was_named = true;
   double shrink = 1;          // a lab's divisor for every size in the plan
   bool probe = true;          // measure the network when joining, for at most a second
   bool shared_memory = true;  // with ranks on the same host
