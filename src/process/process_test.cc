@@ -373,7 +373,8 @@ TEST_F(ProcessTest, AMinderThatIsSentAwayKillsNobody) {
 }
 
 TEST_F(ProcessTest, ACopyOfTheParentLeavesItsChildrenAlone) {
-  auto child = Child::start(shell("sleep 300"));
+  // Without a shell around it, which would be killed alone and leave it behind.
+  auto child = Child::start(shell("exec sleep 300"));
   ASSERT_TRUE(child.ok());
   auto copy = Child::fork([&] {
     child->signal(SIGKILL);
