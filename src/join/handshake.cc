@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <utility>
 
 #include "weft/net.h"
 
@@ -233,13 +234,77 @@ std::unique_ptr<net::Socket> Handshake::finished(std::unique_ptr<net::Socket> so
 
 namespace {
 constexpr Nanos kRetry = Nanos::from_millis(50);
-// A connection that is neither opened nor refused is tried again, each time after longer: the queue
-// at the other side may be full of strangers, and sending once more comes sooner than the kernel's.
-constexpr Nanos kConnectFirst = Nanos::from_millis(250);
-constexpr Nanos kConnectLast = Nanos::from_seconds(1);
-// So is one that stops in its proof. A member waits for longer than a silent stranger may.
-constexpr Nanos kProofTime = Nanos::from_seconds(6);
+// A call that is not taken for so long has found the queue at the other side full of strangers, and
+// was lost. Which of several is taken there is chance, so many are made: sooner than the kernel
+// would send the first one again, and each for a short time only.
+constexpr Nanos kLost = Nanos::from_millis(250);
+constexpr Nanos kAnother = Nanos::from_millis(50);
+constexpr Nanos kOthersTime = Nanos::from_millis(300);
+constexpr size_t kTogether = 8;
+// The first one is for the slowest way that a job is run over.
+constexpr Nanos kFirstTime = Nanos::from_seconds(1);
+// One that was taken waits for its turn, for longer than a silent stranger may stay. But a queue
+// that is full when a connection is complete forgets it, and this side is not told.
+constexpr Nanos kFirstTurnTime = Nanos::from_seconds(6);
+constexpr Nanos kOthersTurnTime = Nanos::from_seconds(2);
 }  // namespace
+
+class Dial::Attempt final : public net::Reactor::Handler {
+ public:
+  Attempt(Dial& owner, std::unique_ptr<net::Socket> socket, Nanos now)
+      : owner_(owner),
+        socket_(std::move(socket)),
+        handshake_(Handshake::Role::connector, owner.secret_, owner.hello_),
+        since_(now) {}
+  ~Attempt() override {
+    if (watched_) owner_.reactor_.remove(*socket_);
+  }
+  Result<void> watch() {
+    WEFT_TRY(owner_.reactor_.add(*socket_, EPOLLOUT, this));
+    watched_ = true;
+    return {};
+  }
+  void stop_watching() {
+    if (std::exchange(watched_, false)) owner_.reactor_.remove(*socket_);
+  }
+
+  void on_events(uint32_t events) override {
+    if (connecting_) {
+      if (int failure = socket_->connect_outcome(); failure != 0) {
+        owner_.failed(*this, text("cannot connect to %s: %s", owner_.address().c_str(),
+                                  std::strerror(failure)));
+        owner_.refused_ = failure == ECONNREFUSED;
+        return;
+      }
+      connecting_ = false;
+      since_ = owner_.network_.clock().now();
+    }
+    bool says_something = (events & ~static_cast<uint32_t>(EPOLLOUT)) != 0;
+    if (says_something && !std::exchange(answered_, true)) owner_.go_on_with(*this);
+    if (answered_) {
+      auto finished = handshake_.advance(*socket_);
+      if (!finished) {
+        owner_.failed(*this, owner_.address() + " " + finished.error().message());
+        return;
+      }
+      if (*finished) {
+        stop_watching();
+        owner_.proved_ = this;
+        return;
+      }
+    }
+    uint32_t wanted = EPOLLIN | (handshake_.wants_write() ? static_cast<uint32_t>(EPOLLOUT) : 0u);
+    owner_.reactor_.modify(*socket_, wanted, this);
+  }
+
+  Dial& owner_;
+  std::unique_ptr<net::Socket> socket_;
+  Handshake handshake_;
+  bool connecting_ = true;
+  bool answered_ = false;  // the other side has said something
+  bool watched_ = false;
+  Nanos since_;  // it was begun, or taken
+};
 
 Dial::Dial(net::Network& network, net::Reactor& reactor, std::string host, uint16_t port,
            std::string secret, Hello hello, uint64_t& attempts)
@@ -249,11 +314,12 @@ Dial::Dial(net::Network& network, net::Reactor& reactor, std::string host, uint1
       port_(port),
       secret_(std::move(secret)),
       hello_(std::move(hello)),
-      attempts_(attempts),
-      connect_time_(kConnectFirst) {}
+      attempts_(attempts) {}
 
-Dial::~Dial() {
-  if (socket_ && !done_) reactor_.remove(*socket_);
+Dial::~Dial() = default;
+
+std::unique_ptr<net::Socket> Dial::take() {
+  return proved_->handshake_.finished(std::move(proved_->socket_));
 }
 
 void Dial::attempt(Nanos now) {
@@ -267,55 +333,55 @@ void Dial::attempt(Nanos now) {
     retry_at_ = now + kRetry;
     return;
   }
-  socket_ = std::move(*started);
-  connecting_ = true;
-  give_up_at_ = now + connect_time_;
-  connect_time_ = std::min(kConnectLast, connect_time_ + connect_time_);
-  handshake_ = std::make_unique<Handshake>(Handshake::Role::connector, secret_, hello_);
-  if (auto added = reactor_.add(*socket_, EPOLLOUT, this); !added) {
-    give_up_attempt(added.error().message());
+  Attempt& made =
+      *under_way_.emplace_back(std::make_unique<Attempt>(*this, std::move(*started), now));
+  if (auto added = made.watch(); !added) {
+    failed(made, added.error().message());
     own_ = std::move(added).error();
   }
 }
 
-void Dial::give_up_attempt(std::string problem) {
+void Dial::failed(Attempt& attempt, std::string problem) {
   problem_ = std::move(problem);
   own_.reset();
   refused_ = false;
-  reactor_.remove(*socket_);
-  socket_.reset();
+  attempt.stop_watching();
+  attempt.socket_.reset();
+  auto found = std::find_if(under_way_.begin(), under_way_.end(),
+                            [&](const auto& one) { return one.get() == &attempt; });
+  // Its own function may have called.
+  ended_.push_back(std::move(*found));
+  under_way_.erase(found);
   retry_at_ = network_.clock().now() + kRetry;
 }
 
-void Dial::tick(Nanos now, bool may_begin) {
-  if (done_) return;
-  if (!socket_ && now >= retry_at_ && may_begin) attempt(now);
-  if (socket_ && now > give_up_at_) give_up_attempt(text("%s does not answer", address().c_str()));
+// Two proofs of one rank would be two lanes of one number.
+void Dial::go_on_with(const Attempt& chosen) {
+  std::erase_if(under_way_, [&](const auto& one) { return one.get() != &chosen; });
 }
 
-void Dial::on_events(uint32_t) {
-  if (done_ || !socket_) return;
-  if (connecting_) {
-    if (int failure = socket_->connect_outcome(); failure != 0) {
-      give_up_attempt(text("cannot connect to %s: %s", address().c_str(), std::strerror(failure)));
-      refused_ = failure == ECONNREFUSED;
-      return;
-    }
-    connecting_ = false;
-    give_up_at_ = network_.clock().now() + kProofTime;
+bool Dial::another_is_due(Nanos now) const {
+  if (under_way_.empty()) return now >= retry_at_;
+  const Attempt& last = *under_way_.back();
+  if (under_way_.size() >= kTogether || last.answered_) return false;
+  bool lost_one = under_way_.size() > 1 && last.connecting_;
+  return now - last.since_ > (lost_one ? kAnother : kLost);
+}
+
+void Dial::tick(Nanos now, bool may_begin) {
+  ended_.clear();
+  if (done()) return;
+  for (size_t i = 0; i < under_way_.size();) {
+    Attempt& one = *under_way_[i];
+    Nanos patience = one.connecting_ ? (i == 0 ? kFirstTime : kOthersTime)
+                                     : (i == 0 ? kFirstTurnTime : kOthersTurnTime);
+    if (now - one.since_ > patience)
+      failed(one, text("%s does not answer", address().c_str()));
+    else
+      ++i;
   }
-  auto finished = handshake_->advance(*socket_);
-  if (!finished) {
-    give_up_attempt(address() + " " + finished.error().message());
-    return;
-  }
-  if (*finished) {
-    reactor_.remove(*socket_);
-    done_ = true;
-    return;
-  }
-  uint32_t wanted = EPOLLIN | (handshake_->wants_write() ? static_cast<uint32_t>(EPOLLOUT) : 0u);
-  reactor_.modify(*socket_, wanted, this);
+  // One that is beside others needs no permission of its own.
+  if ((may_begin || !under_way_.empty()) && another_is_due(now)) attempt(now);
 }
 
 }  // namespace weft::join

@@ -75,28 +75,31 @@ class Handshake {
 };
 
 // Opens a connection and proves the secret on it, trying again until it is told to stop: the
-// other side may not be listening yet.
-class Dial final : public net::Reactor::Handler {
+// other side may not be listening yet, or its door may be crowded. Several calls may be under way
+// at a time; the first that is answered goes on, and only that one proves anything.
+class Dial final {
  public:
   // Every attempt takes a number from `attempts`, which must outlive it.
   Dial(net::Network& network, net::Reactor& reactor, std::string host, uint16_t port,
        std::string secret, Hello hello, uint64_t& attempts);
-  ~Dial() override;
-  // Begins an attempt if one is due and `may_begin`, and ends one that takes too long.
+  ~Dial();
+  // Begins an attempt if one is due and `may_begin`, and ends those that take too long.
   void tick(Nanos now, bool may_begin = true);
-  bool trying() const { return socket_ != nullptr && !done_; }
+  bool trying() const { return !under_way_.empty() && !done(); }
   bool begun() const { return begun_; }
-  void on_events(uint32_t epoll_events) override;
-  bool done() const { return done_; }
+  bool done() const { return proved_ != nullptr; }
   // Why the last attempt failed; empty if none did.
   const std::string& last_problem() const { return problem_; }
   bool refused() const { return refused_; }                         // nobody listens there
   const std::optional<Error>& own_problem() const { return own_; }  // this process's fault
-  std::unique_ptr<net::Socket> take() { return handshake_->finished(std::move(socket_)); }
+  std::unique_ptr<net::Socket> take();
 
  private:
+  class Attempt;
   void attempt(Nanos now);
-  void give_up_attempt(std::string problem);
+  void failed(Attempt& attempt, std::string problem);
+  void go_on_with(const Attempt& chosen);
+  bool another_is_due(Nanos now) const;
   std::string address() const { return host_ + ":" + std::to_string(port_); }
 
   net::Network& network_;
@@ -106,15 +109,12 @@ class Dial final : public net::Reactor::Handler {
   std::string secret_;
   Hello hello_;
   uint64_t& attempts_;
-  std::unique_ptr<net::Socket> socket_;
-  std::unique_ptr<Handshake> handshake_;
+  std::vector<std::unique_ptr<Attempt>> under_way_;  // oldest first
+  std::vector<std::unique_ptr<Attempt>> ended_;      // until the next tick
+  Attempt* proved_ = nullptr;
   bool begun_ = false;
-  bool connecting_ = false;
-  bool done_ = false;
   bool refused_ = false;
-  Nanos give_up_at_{0};
   Nanos retry_at_{0};
-  Nanos connect_time_;
   std::string problem_;
   std::optional<Error> own_;
 };

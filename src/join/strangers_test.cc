@@ -1,6 +1,8 @@
 // Strangers, who may cost a group nothing, and members who do what no member does.
+#include <arpa/inet.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <poll.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -309,7 +311,7 @@ TEST(Strangers, that_come_and_go_all_the_time_wait_for_the_group) {
   group.turn_until([&] { return (monotonic_clock().now() - from).seconds() > 1; });
   double rate = static_cast<double>(meshes[0]->acceptor->refused() - before) /
                 (monotonic_clock().now() - from).seconds();
-  EXPECT_LT(rate, 4000) << "the driving thread has something else to do";
+  EXPECT_LT(rate, 9000) << "the driving thread has something else to do";
   for (uint16_t lane = 0; lane < 4; ++lane) group.sides[1].links->open({0}, lane);
   EXPECT_TRUE(group.turn_until([&] { return group.sides[0].accepted.size() == 4; }));
   stop = true;
@@ -317,6 +319,50 @@ TEST(Strangers, that_come_and_go_all_the_time_wait_for_the_group) {
   double seconds = (monotonic_clock().now() - began).seconds();
   EXPECT_LE(static_cast<double>(log.count("refused")), 12 * (seconds + 2)) << "lines in the log";
   EXPECT_GE(log.count("more connections from 1 address within a second"), 1u);
+}
+
+// A call that waits unheard at a crowded door, as it does when the kernel's queue was full just when
+// it came, is not the only one.
+TEST(Strangers, who_crowd_the_door_do_not_keep_a_member_waiting_for_one_call) {
+  Fd door(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof address;
+  ASSERT_EQ(::bind(door.get(), reinterpret_cast<sockaddr*>(&address), size), 0);
+  ASSERT_EQ(::listen(door.get(), 16), 0);
+  ASSERT_EQ(::getsockname(door.get(), reinterpret_cast<sockaddr*>(&address), &size), 0);
+  auto reactor = new_reactor();
+  uint64_t attempts = 0;
+  Hello hello = hello_of(1, 2, Purpose::lane, "");
+  Dial dial(net::kernel_network(), *reactor, "127.0.0.1", ntohs(address.sin_port), kSecret, hello,
+            attempts);
+  Nanos began = monotonic_clock().now();
+  std::vector<Fd> unheard;
+  std::unique_ptr<net::Socket> heard;
+  Handshake answer(Handshake::Role::acceptor, kSecret, Hello{});
+  auto done = [&] { return dial.done() || monotonic_clock().now() - began > Nanos::from_seconds(5); };
+  while (!done()) {
+    dial.tick(monotonic_clock().now());
+    reactor->run_once(Nanos::from_millis(2));
+    pollfd waits{door.get(), POLLIN, 0};
+    if (::poll(&waits, 1, 0) == 1) {
+      Fd caller(::accept4(door.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+      if (unheard.empty())
+        unheard.push_back(std::move(caller));
+      else if (!heard)
+        heard = net::adopt(std::move(caller));
+    }
+    if (heard) {
+      ASSERT_TRUE(answer.advance(*heard));
+    }
+  }
+  ASSERT_TRUE(dial.done()) << dial.last_problem();
+  EXPECT_EQ(answer.hello().attempt, 2u);
+  // Of the calls only one has proved anything; the others are over.
+  char byte = 0;
+  EXPECT_EQ(::recv(unheard[0].get(), &byte, 1, 0), 0);
+  EXPECT_FALSE(dial.trying());
 }
 
 TEST(Strangers, that_were_reset_are_named_too) {
