@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <map>
+#include <utility>
 
 #include "handshake.h"
 #include "weft/join.h"
@@ -18,10 +19,13 @@ namespace weft::join {
 namespace {
 
 constexpr Nanos kPatience = Nanos::from_seconds(3);  // with a stranger
-// Work for strangers takes 5 to 8 percent of the driving thread at this rate. Beyond it the kernel's
-// queue fills up, and members have to call several times. Whoever proves the secret does not count.
-constexpr double kStrangersPerSecond = 8000;
-constexpr double kStrangersAtOnce = 512;
+// The part of the driving thread's time that strangers may cost. Beyond it they wait in the kernel's
+// queue, and when that is full, members have to call several times. Whoever proves the secret costs
+// nothing; all members may call at once, so a part is kept in hand.
+constexpr double kShareOfStrangers = 0.03;
+constexpr Nanos kInHand = Nanos::from_millis(25);
+// What takes longer was not work: another thread had the processor meanwhile.
+constexpr Nanos kLongestWork = Nanos::from_micros(100);
 // For so long after the last stranger the door is not watched but looked at now and then, in turns
 // that are taken anyway: whoever knocks wakes nobody.
 constexpr Nanos kSiege = Nanos::from_seconds(2);
@@ -54,7 +58,16 @@ class Acceptor::Pending final : public net::Reactor::Handler {
   }
 
   void on_events(uint32_t) override {
+    Nanos began = owner_.network_.clock().now();
     if (!advance()) owner_.reactor_.modify(*socket_, wanted_events(), this);
+    cost(owner_.network_.clock().now() - began);
+  }
+  // It took so much of the driving thread's time.
+  void cost(Nanos time) {
+    time = std::min(time, kLongestWork);
+    spent_ += time;
+    owner_.in_hand_ -= time;
+    if (proved_) owner_.in_hand_ += std::exchange(spent_, Nanos{0});
   }
   uint32_t wanted_events() const {
     return EPOLLIN | (handshake_.wants_write() ? static_cast<uint32_t>(EPOLLOUT) : 0u);
@@ -65,6 +78,8 @@ class Acceptor::Pending final : public net::Reactor::Handler {
   size_t source_ = 0;  // a number for the address that it came from
   Handshake handshake_;
   Nanos since_;
+  Nanos spent_{0};
+  bool proved_ = false;
 };
 
 Acceptor::Acceptor(net::Network& network, net::Reactor& reactor,
@@ -77,8 +92,8 @@ Acceptor::Acceptor(net::Network& network, net::Reactor& reactor,
       identity_(std::move(identity)),
       on_connection_(std::move(on_connection)),
       places_(places_in_all()),
-      budget_(kStrangersAtOnce),
-      budget_at_(network.clock().now()) {
+      in_hand_(kInHand),
+      counted_at_(network.clock().now()) {
   watch();
 }
 
@@ -117,39 +132,46 @@ void Acceptor::on_events(uint32_t) {
 }
 
 void Acceptor::take_callers(Nanos now) {
-  budget_ = std::min(kStrangersAtOnce,
-                     budget_ + std::max(0.0, (now - budget_at_).seconds()) * kStrangersPerSecond);
-  budget_at_ = now;
+  Nanos passed = std::max(Nanos{0}, now - counted_at_);
+  in_hand_ = std::min(kInHand, in_hand_ + Nanos::from_seconds(passed.seconds() * kShareOfStrangers));
+  counted_at_ = now;
   // As many as there are and may be. Were it a fixed number a turn, a thread that comes to a turn
   // late, on a machine with other work, would let the kernel's queue grow to seconds.
   for (;;) {
-    if (budget_ < 1) return rest(kLook);
+    if (in_hand_ <= Nanos{0}) return rest(kLook);
+    Nanos began = network_.clock().now();
     auto accepted = listener_->accept();
     // A stranger who says nothing has what is missing here.
     if (!accepted && evict(std::nullopt)) accepted = listener_->accept();
     if (!accepted) return lack(std::move(accepted).error());
     if (!*accepted) return;
-    admit(std::move(*accepted));
+    Pending* caller = admit(std::move(*accepted));
+    Nanos took = network_.clock().now() - began;
+    if (caller != nullptr)
+      caller->cost(took);
+    else
+      in_hand_ -= std::min(took, kLongestWork);
     if (rests_until_) return;
   }
 }
 
-void Acceptor::admit(std::unique_ptr<net::Socket> socket) {
-  budget_ -= 1;
+// Null for one that is gone already.
+Acceptor::Pending* Acceptor::admit(std::unique_ptr<net::Socket> socket) {
   pending_.push_back(std::make_unique<Pending>(*this, std::move(socket)));
   Pending* raw = pending_.back().get();
   // The challenge goes out at once, and whoever has hung up already is never watched.
-  if (raw->advance()) return;
+  if (raw->advance()) return nullptr;
   raw->source_ = std::hash<std::string>{}(raw->socket_->peer_host());
   make_room(raw->source_);
-  if (pending_.back().get() != raw) return;
+  if (pending_.back().get() != raw) return nullptr;
   auto added = reactor_.add(*raw->socket_, raw->wanted_events(), raw);
   if (added) {
     problem_.reset();
-    return;
+    return raw;
   }
   std::erase_if(pending_, [&](const auto& held) { return held.get() == raw; });
   lack(std::move(added).error());
+  return nullptr;
 }
 
 void Acceptor::make_room(size_t source) {
@@ -199,7 +221,7 @@ void Acceptor::finish(Pending* pending, Result<Hello> outcome) {
     refuse(*socket, "", "it " + outcome.error().message());
     return;
   }
-  budget_ += 1;
+  pending->proved_ = true;
   if (auto taken = on_connection_(socket, *outcome); !taken) {
     // Who refuses does not take it.
     refuse(*socket, text(" (rank %u)", outcome->rank), taken.error().message());

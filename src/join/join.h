@@ -172,7 +172,7 @@ class Acceptor final : public net::Reactor::Handler {
   void take_callers(Nanos now);
   void rest(Nanos time);
   void lack(Error error);
-  void admit(std::unique_ptr<net::Socket> socket);
+  Pending* admit(std::unique_ptr<net::Socket> socket);
   void make_room(size_t source);
   bool evict(std::optional<size_t> source);
   void finish(Pending* pending, Result<Hello> outcome);
@@ -187,8 +187,8 @@ class Acceptor final : public net::Reactor::Handler {
   std::deque<std::unique_ptr<Pending>> pending_;  // in the order in which they came
   std::vector<std::unique_ptr<Pending>> ended_;
   size_t places_;  // for those who are not proved
-  double budget_;  // admissions of strangers
-  Nanos budget_at_;
+  Nanos in_hand_;     // of time for strangers
+  Nanos counted_at_;  // when that was
   bool watched_ = false;
   std::optional<Nanos> rests_until_;
   Nanos besieged_until_{0};
