@@ -6,7 +6,7 @@ JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 
 CTEST := ctest --output-on-failure --no-tests=error -j$(JOBS)
 
-.PHONY: help demo test test-all bench build install check clean
+.PHONY: help demo test test-all bench attacks build install check clean
 .PHONY: build-all test-release test-slow test-asan test-tsan test-clang test-fuzz
 
 help:
@@ -31,6 +31,9 @@ test-all: ## everything: slow tests, sanitizers, clang, fuzzing, check
 bench: build ## measure weft beside its peers and the limits of the machine
 	@tools/setup bench
 	@tools/bench
+
+attacks: build-all ## attack weft in every way we know, and write docs/attacks.md
+	@tools/python tools/attacks
 
 build: ## the program build/weft and libweft.so
 	@tools/setup build
