@@ -142,16 +142,16 @@ class Reunion {
   }
 
   bool may_form() const {
-    uint32_t here = 1;
+    uint32_t here = 1, awaited = options_.ranks - 1 - (options_.lost ? 1 : 0);
     bool someone_comes = false;
     for (const auto& [rank, caller] : callers_) {
       here += caller.member ? 1 : 0;
+      // The one that is blamed may come after all, and takes nobody's place.
+      if (caller.member && options_.lost != Rank{rank}) --awaited;
       someone_comes = someone_comes || !caller.member;
     }
     if (here < least()) return false;
-    uint32_t expected = options_.ranks - (options_.lost ? 1 : 0);
-    return here >= expected ||
-           (!someone_comes && network_.clock().now() - began_ > options_.settle);
+    return awaited == 0 || (!someone_comes && network_.clock().now() - began_ > options_.settle);
   }
 
   // ---- the leader

@@ -85,6 +85,17 @@ TEST(Reunion, does_not_wait_when_all_but_the_lost_one_are_here) {
   EXPECT_LT(monotonic_clock().now() - began, Nanos::from_seconds(3));
 }
 
+// A rank that was stopped and goes on, while one of those that blame it is not there yet.
+TEST(Reunion, leaves_nobody_out_for_the_lost_one_that_comes_after_all) {
+  Old old(4);
+  auto meshes = old.meet({0, 1, 2, 3}, 0, [](ReunionOptions& options) {
+    options.settle = Nanos::from_seconds(3);
+    if (options.rank.index != 1) options.lost = Rank{1};
+    if (options.rank.index == 3) pause_ms(300);
+  });
+  expect_one_group(meshes);
+}
+
 TEST(Reunion, of_those_that_come_one_after_the_other_is_one_group) {
   for (bool downwards : {false, true}) {
     Old old(4);
