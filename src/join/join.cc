@@ -44,6 +44,7 @@ class Joiner {
     if (!met) {
       // Everyone who came learns why, instead of waiting for a deadline.
       if (is_root()) tell_all(met.error());
+      if (is_root() && by_file()) rendezvous::remove(file(), written_);
       return std::move(met).error();
     }
     open_to_members(mesh_);

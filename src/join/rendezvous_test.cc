@@ -28,6 +28,16 @@ TEST(Rendezvous, by_a_file_that_is_gone_when_all_have_met) {
   EXPECT_NE(::stat(path.c_str(), &facts), 0);
 }
 
+TEST(Rendezvous, by_a_file_that_is_gone_when_not_all_came) {
+  std::string path = rendezvous_file("alone");
+  Options options = options_for(0, 2, 1);
+  options.rendezvous = "file:" + path;
+  options.deadline = Nanos::from_millis(50);
+  EXPECT_FALSE(meet(options));
+  struct stat facts {};
+  EXPECT_NE(::stat(path.c_str(), &facts), 0);
+}
+
 TEST(Rendezvous, by_a_file_that_an_earlier_group_left_behind) {
   std::string path = rendezvous_file("old");
   ASSERT_TRUE(write_file(path, text("127.0.0.1:%u\n", unsigned{free_port()})));
