@@ -9,11 +9,13 @@
 namespace weft::join {
 namespace {
 constexpr size_t kFrameHead = 5;  // length (4), type (1)
+constexpr size_t kLastWords = 512;  // for which there is always memory
 }
 
 ControlChannel::ControlChannel(net::Reactor& reactor, std::unique_ptr<net::Socket> socket,
                                Rank peer)
     : reactor_(reactor), socket_(std::move(socket)), peer_(peer) {
+  out_.reserve(kLastWords);
   if (auto added = reactor_.add(*socket_, EPOLLIN, this); !added) fail(std::move(added).error());
 }
 
@@ -66,6 +68,11 @@ void ControlChannel::fail(Error error) {
   if (failure_) return;
   failure_ = std::move(error);
   reactor_.remove(*socket_);
+}
+
+void ControlChannel::hang_up() {
+  fail({Code::exhausted, "no memory left"});
+  socket_ = nullptr;
 }
 
 std::optional<Frame> ControlChannel::receive() {

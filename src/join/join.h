@@ -72,6 +72,8 @@ class ControlChannel final : public net::Reactor::Handler {
   // A payload that is too long for a frame is not sent, and ends the channel with the reason.
   void send(Control type, const Packer& payload);
   std::optional<Frame> receive();
+  // Ends the connection without a word, for one who has no memory for any.
+  void hang_up();
   // Why the connection ended, once everything that came before is taken.
   const std::optional<Error>& failure() const { return failure_; }
   bool flushed() const { return out_.size() == out_done_; }

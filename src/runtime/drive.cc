@@ -30,7 +30,16 @@ void Group::Impl::want_progress_thread() {
 
 std::optional<Error> Group::Impl::current_failure() {
   std::lock_guard lock(mutex);
-  return failure;
+  if (!failure) return std::nullopt;
+  return copy_of(*failure);
+}
+
+Error Group::Impl::copy_of(const Error& error) noexcept {
+  try {
+    return error;
+  } catch (const std::bad_alloc&) {
+    return {error.code(), "no memory left"};  // fits into the string itself
+  }
 }
 
 Group::Impl::Seat::Seat(Impl& impl, std::unique_lock<std::mutex> lock)

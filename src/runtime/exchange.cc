@@ -52,7 +52,7 @@ Result<void> Exchange::ready(uint32_t tensor, uint64_t step) {
   std::optional<uint32_t> bucket;
   {
     std::lock_guard lock(group.mutex);
-    if (group.failure) return *group.failure;
+    if (group.failure) return Group::Impl::copy_of(*group.failure);
     try {
       // Before anything is noted, since what was noted cannot be taken back.
       group.commands.reserve(group.commands.size() + 1);
@@ -62,7 +62,7 @@ Result<void> Exchange::ready(uint32_t tensor, uint64_t step) {
         group.has_commands.store(true, std::memory_order_release);
       }
     } catch (const std::bad_alloc&) {
-      return error(Code::exhausted, "not enough memory");
+      return Group::Impl::copy_of(group.no_memory);
     }
   }
   event.layer = static_cast<uint16_t>(impl_->tensors[tensor].layer);
@@ -86,9 +86,14 @@ Result<void> Exchange::wait(uint32_t tensor, uint64_t step) {
   if (done()) return {};
   WEFT_TRY(group.may_wait());
   std::unique_lock lock(group.mutex);
-  if (group.failure) return *group.failure;
+  if (group.failure) return Group::Impl::copy_of(*group.failure);
   // Whoever drives sees to it that this does not stand for ever.
-  auto waiter = impl_->waiters.insert(impl_->waiters.end(), {tensor, step, group.now()});
+  auto waiter = impl_->waiters.end();
+  try {
+    waiter = impl_->waiters.insert(waiter, {tensor, step, group.now()});
+  } catch (const std::bad_alloc&) {
+    return Group::Impl::copy_of(group.no_memory);
+  }
   if (group.options.progress_thread) {
     group.changed.wait(lock, [&] { return group.failure.has_value() || done(); });
   } else {
@@ -98,7 +103,7 @@ Result<void> Exchange::wait(uint32_t tensor, uint64_t step) {
   }
   impl_->waiters.erase(waiter);
   if (done()) return {};
-  return *group.failure;
+  return Group::Impl::copy_of(*group.failure);
 }
 
 Result<void> Exchange::wait_all(uint64_t step) {

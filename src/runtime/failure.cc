@@ -89,36 +89,47 @@ void Group::Impl::await_verdict(Nanos at) {
 void Group::Impl::declare(const Error& error, std::optional<Rank> blamed) {
   WEFT_LOG(runtime, info, "group failed: %s", error.message().c_str());
   recorder.note("failure", error.message());
-  std::vector<std::function<void(Result<void>)>> callbacks;
+  std::optional<Error> reason = error;
+  end_works(reason, blamed);
+}
+
+// From here on nothing needs memory.
+void Group::Impl::end_works(std::optional<Error>& reason, std::optional<Rank> blamed) {
+  decltype(works) ended;
   {
     std::lock_guard lock(mutex);
-    failure = error;
+    failure.swap(reason);
     culprit = blamed;
     has_failed.store(true, std::memory_order_release);
-    for (auto& [key, state] : works)
-      for (auto& callback : state->callbacks) callbacks.push_back(std::move(callback));
-    works.clear();
+    ended.swap(works);
     changed.notify_all();
   }
-  for (auto& callback : callbacks) callback(error);
+  // It is set once, so it may be read without the lock.
+  for (auto& [key, state] : ended)
+    for (auto& callback : std::exchange(state->callbacks, {})) callback(copy_of(*failure));
 }
 
 // Nothing more can be had: what was made before must do.
 void Group::Impl::ran_out_of_memory() noexcept {
   try {
     fail(no_memory, mesh.rank);
-    if (accusation) return;  // rank 0 knows
+    // Rank 0 knows. Its answer may need memory as well.
+    if (accusation && now() - accusation->since < kVerdict) return;
   } catch (const std::bad_alloc&) {
   }
   if (has_failed.load()) return;
   engine->halt();
-  std::lock_guard lock(mutex);
+  for (auto& channel : mesh.control) {
+    if (!channel || accusation) continue;
+    try {
+      channel->send(Control::abort, last_message);
+    } catch (const std::bad_alloc&) {
+      channel->hang_up();  // that is understood too
+    }
+  }
   accusation.reset();
-  failure.emplace(std::move(no_memory));
-  culprit = mesh.rank;
-  has_failed.store(true, std::memory_order_release);
-  works.clear();
-  changed.notify_all();
+  std::optional<Error> reason(std::move(last_reason));
+  end_works(reason, mesh.rank);
 }
 
 // A process that was stopped (Ctrl-Z, a paused container) finds all others silent, and may be the

@@ -33,8 +33,11 @@ Group::Impl::Impl(const Options& given, uint32_t epoch_in, capture::Recorder& re
       said_bye(mesh.ranks, false),
       last_words(mesh.ranks, false),
       no_memory(error(Code::exhausted, "%s ran out of memory", describe(mesh.rank).c_str())),
+      last_reason(no_memory),
       last_heard(mesh.ranks, mesh.network->clock().now()),
       waiting(mesh.ranks) {
+  last_message.number(static_cast<uint8_t>(no_memory.code())).number(mesh.rank.index);
+  last_message.string(no_memory.message());
   for (const join::Member& member : mesh.members) host_of.push_back(member.host_index);
   all_hosts = static_cast<uint32_t>(std::set<uint32_t>(host_of.begin(), host_of.end()).size());
   plan::Plan sized = schedule::scaled(options.plan, options.shrink);
@@ -657,7 +660,8 @@ Result<Work> Group::start(const Call& call) {
     // Its number may be given: the others would wait for what cannot come.
     impl_->ran_out.store(true);
     impl_->mesh.reactor->wake();
-    return impl_->no_memory;
+    if (!impl_->options.progress_thread) impl_->once();
+    return Impl::copy_of(impl_->no_memory);
   }
 }
 

@@ -71,6 +71,8 @@ struct Group::Impl : std::enable_shared_from_this<Group::Impl> {
 
   bool is_root() const { return mesh.rank.index == 0; }
   std::optional<Error> current_failure();
+  // A copy; where there is no memory for one, short words that need none.
+  static Error copy_of(const Error& error) noexcept;
   Nanos now() const { return mesh.network->clock().now(); }
 
   // ---- callers (drive.cc)
@@ -128,6 +130,7 @@ struct Group::Impl : std::enable_shared_from_this<Group::Impl> {
   // and wait for its word a moment.
   void fail(const Error& error, std::optional<Rank> culprit);
   void declare(const Error& error, std::optional<Rank> culprit);
+  void end_works(std::optional<Error>& reason, std::optional<Rank> culprit);
   void await_verdict(Nanos now);
   void ran_out_of_memory() noexcept;
   void forgive_suspension(Nanos now);
@@ -203,7 +206,10 @@ struct Group::Impl : std::enable_shared_from_this<Group::Impl> {
     Nanos since;
   };
   std::optional<Accusation> accusation;  // what rank 0 is to decide on
-  Error no_memory;                       // made while there is some
+  // Made while there is memory: what is said when there is none, here and to others.
+  const Error no_memory;
+  Error last_reason;
+  Packer last_message;
   Nanos last_turn{0};
   std::shared_ptr<net::Socket> listener;  // kept for the group that is made of what is left
   std::vector<Nanos> last_heard;          // by rank

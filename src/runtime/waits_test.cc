@@ -284,6 +284,73 @@ TEST(Forked, children_do_not_hide_the_death_of_a_rank) {
   RecordProperty("seen", text("named after %.2f s at the latest", slowest.seconds()));
 }
 
+// From here on this process gets nothing, in any size. Returns what it took.
+void* take_all_memory() {
+  rlimit limit{};
+  ::getrlimit(RLIMIT_AS, &limit);
+  std::ifstream("/proc/self/statm") >> limit.rlim_cur;
+  limit.rlim_cur *= 4096;
+  ::setrlimit(RLIMIT_AS, &limit);
+  void* taken = nullptr;
+  for (size_t size = 1u << 20; size >= sizeof taken; size = size > 1024 ? size / 2 : size - 16)
+    while (void* more = std::malloc(size)) {
+      std::memcpy(more, &taken, sizeof taken);
+      taken = more;
+    }
+  return taken;
+}
+
+void give_back_memory(void* taken) {
+  rlimit limit{};
+  ::getrlimit(RLIMIT_AS, &limit);
+  limit.rlim_cur = limit.rlim_max;
+  ::setrlimit(RLIMIT_AS, &limit);
+  while (taken != nullptr) {
+    void* next = nullptr;
+    std::memcpy(&next, taken, sizeof next);
+    std::free(std::exchange(taken, next));
+  }
+}
+
+// The process lives on, so it is not its death that tells the others.
+TEST(Memory, that_is_gone_to_the_last_byte_is_told_to_all) {
+  for (bool progress_thread : {true, false})
+    for (bool sealed : {true, false}) {
+      SCOPED_TRACE(text("progress thread %d, sealed %d", progress_thread, sealed));
+      uint16_t port = free_port();
+      std::vector<Child> ranks;
+      for (uint32_t rank = 0; rank < 3; ++rank)
+        ranks.emplace_back([&, rank](const Child::Say& say) {
+          Options options = options_for(rank, 3, port, plan::Plan());
+          options.progress_thread = progress_thread;
+          options.sealed = sealed;
+          auto recorder = capture::Recorder::off();
+          auto group = Group::join(options, *recorder);
+          if (!group) return say("error " + group.error().message());
+          for (int round = 0; round < 5; ++round) static_cast<void>((*group)->barrier());
+          void* taken = rank == 1 ? take_all_memory() : nullptr;
+          Nanos began = monotonic_clock().now();
+          bool threw = false;
+          try {
+            while (!(*group)->failure()) static_cast<void>((*group)->barrier());
+          } catch (const std::bad_alloc&) {
+            threw = true;
+          }
+          Nanos took = monotonic_clock().now() - began;
+          give_back_memory(taken);
+          say(threw ? "wrong: it threw" : text("took %g", took.seconds()));
+          say(text("culprit %u", (*group)->culprit().value_or(Rank{99}).index));
+          for (;;) ::pause();
+        });
+      for (Child& rank : ranks) {
+        auto took = rank.hear("took ", Nanos::from_seconds(5));
+        ASSERT_TRUE(took) << rank.else_heard();
+        EXPECT_LT(std::stod(*took), 1.0);
+        EXPECT_EQ(rank.hear("culprit ", Nanos::from_seconds(1)), "1");
+      }
+    }
+}
+
 TEST(Memory, that_runs_out_is_the_operations_error_and_names_the_rank) {
   uint16_t port = free_port();
   std::vector<Child> ranks;
