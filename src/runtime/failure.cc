@@ -403,35 +403,46 @@ Result<void> Group::leave() {
   return *impl->current_failure();
 }
 
-Result<std::unique_ptr<Group>> Group::rebuild(Nanos settle, uint32_t least) {
-  Impl& old = *impl_;
-  WEFT_TRY(old.may_wait());
+Result<std::shared_ptr<Group::Impl>> Group::Impl::rebuilt(Nanos settle, uint32_t least) {
   join::ReunionOptions survivors;
   {
-    std::lock_guard lock(old.mutex);
-    if (!old.failure)
+    std::lock_guard lock(mutex);
+    if (!failure)
       return error(Code::invalid_argument, "the group has not failed: there is nothing to rebuild");
-    survivors.lost = old.culprit;
+    survivors.lost = culprit;
   }
-  if (survivors.lost == old.mesh.rank) survivors.lost.reset();  // it is here after all
-  survivors.rank = old.mesh.rank;
-  survivors.ranks = old.mesh.ranks;
-  survivors.members = old.mesh.members;
+  if (survivors.lost == mesh.rank) survivors.lost.reset();  // it is here after all
+  survivors.rank = mesh.rank;
+  survivors.ranks = mesh.ranks;
+  survivors.members = mesh.members;
   survivors.least = least;
   survivors.settle = settle;
   {
     // Whoever comes from the old group finds nobody; the new one listens in its place.
-    auto sits = old.take_seat();
-    if (old.mesh.acceptor) old.listener = old.mesh.acceptor->listener();
-    old.mesh.acceptor.reset();
+    auto sits = take_seat();
+    if (mesh.acceptor) listener = mesh.acceptor->listener();
+    mesh.acceptor.reset();
   }
-  survivors.listener = old.listener;
+  survivors.listener = listener;
   if (!survivors.listener)
     return error(Code::peer_lost, "nobody is left to rebuild the group with");
-  Options options = old.options;
-  options.probe = false;
-  WEFT_ASSIGN(auto impl, Impl::join(options, old.recorder, old.epoch + 1, &survivors));
-  return std::unique_ptr<Group>(new Group(std::move(impl), nullptr, 0));
+  Options again = options;
+  again.probe = false;
+  return Impl::join(again, recorder, epoch + 1, &survivors);
+}
+
+Result<std::unique_ptr<Group>> Group::rebuild(Nanos settle, uint32_t least) {
+  WEFT_TRY(impl_->may_wait());
+  // A rank that is lost before the new group has begun to work ends that group for all who are in
+  // it, whether or not their program has seen it: they begin again from there.
+  std::vector<std::shared_ptr<Impl>> failed = {impl_};
+  for (uint32_t left = impl_->mesh.ranks;; --left) {
+    WEFT_ASSIGN(auto next, failed.back()->rebuilt(settle, least));
+    if (!next->has_failed.load())
+      return std::unique_ptr<Group>(new Group(std::move(next), nullptr, 0));
+    if (left == 0) return *next->current_failure();
+    failed.push_back(std::move(next));
+  }
 }
 
 }  // namespace weft::runtime

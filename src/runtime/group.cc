@@ -108,10 +108,12 @@ Result<std::shared_ptr<Group::Impl>> Group::Impl::join(const Options& options,
       return std::move(measured).error();
   }
   auto impl = std::make_shared<Impl>(options, epoch, recorder, std::move(mesh));
-  WEFT_TRY(impl->meet_neighbours());
-  WEFT_TRY(impl->agree_on_costs());
-  impl->begin();
-  return impl;
+  auto ready = impl->meet_neighbours();
+  if (ready) ready = impl->agree_on_costs();
+  if (ready) impl->begin();
+  // Survivors that lose another one now are left of this group, and not of the old one.
+  if (ready || (survivors != nullptr && impl->has_failed.load())) return impl;
+  return std::move(ready).error();
 }
 
 trace::Environment describe_rank(const Options& options) {

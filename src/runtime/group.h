@@ -58,10 +58,13 @@ struct Exchange::Impl {
 struct Group::Impl : std::enable_shared_from_this<Group::Impl> {
   Impl(const Options& options, uint32_t epoch, capture::Recorder& recorder, join::Mesh mesh);
   ~Impl();
-  // Joins as the options say; `survivors`: with those that are left of an old group.
+  // Joins as the options say; `survivors`: with those that are left of an old group. That group may
+  // have failed already, when one of them was lost at once.
   static Result<std::shared_ptr<Impl>> join(const Options& options, capture::Recorder& recorder,
                                             uint32_t epoch,
                                             const join::ReunionOptions* survivors = nullptr);
+  // The group of those that are left of this one.
+  Result<std::shared_ptr<Impl>> rebuilt(Nanos settle, uint32_t least);
   Result<void> meet_neighbours();
   Result<void> agree_on_costs();
   // Which all-reduce for which size, among so many ranks on so many hosts.

@@ -1,6 +1,7 @@
 // Survivors that find each other again: whole groups in one thread under a seed.
 //
 // WEFT_SIM_SEEDS says how many seeds (300 unless told), WEFT_SIM_SEED runs one of them alone.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -126,6 +127,77 @@ TEST_F(SimulatedRebuild, takes_in_every_survivor_under_every_seed) {
     }
   }
   EXPECT_GT(rebuilt, (last - first) / 2);
+}
+
+// One dies, and while the others meet again another one.
+Scene scene_of_two(uint64_t seed) {
+  Rng rng(seed);
+  Scene scene = scene_of(seed);
+  scene.ranks = 5 + static_cast<uint32_t>(rng.below(2));
+  scene.world.ranks = scene.ranks;
+  scene.thinks.assign(scene.ranks, Nanos{0});
+  Fault& first = scene.world.faults.front();
+  first.rank = static_cast<uint32_t>(rng.below(scene.ranks));
+  Fault second = first;
+  second.rank = (first.rank + 1 + static_cast<uint32_t>(rng.below(scene.ranks - 1))) % scene.ranks;
+  second.at = first.at + 20 + rng.below(150);
+  scene.world.faults.push_back(second);
+  return scene;
+}
+
+TEST_F(SimulatedRebuild, begins_again_when_another_rank_is_lost_in_it) {
+  uint64_t first = std::max<uint64_t>(1, alone_);
+  uint64_t last = alone_ > 0 ? alone_ : from_environment("WEFT_SIM_SEEDS", 300) / 4;
+  uint64_t struck = 0, whole = 0;
+  for (uint64_t seed = first; seed <= last; ++seed) {
+    SCOPED_TRACE(text("WEFT_SIM_SEED=%llu", static_cast<unsigned long long>(seed)));
+    Scene scene = scene_of_two(seed);
+    scene.world.keep_lines = alone_ > 0;
+    sim::World world(scene.world);
+    std::vector<Report> reports(scene.ranks);
+    std::vector<std::function<void()>> bodies;
+    for (uint32_t rank = 0; rank < scene.ranks; ++rank)
+      bodies.emplace_back([&, rank] {
+        auto recorder = capture::Recorder::off();
+        auto joined = Group::join(options_for(rank, scene, world), *recorder);
+        if (!joined) return;
+        reports[rank].joined = true;
+        auto group = std::move(*joined);
+        std::vector<float> data(1000, 1);
+        while (group->all_reduce(data)) continue;
+        // The second one may die when the new group works.
+        for (int again = 0; again < 2; ++again) {
+          auto smaller = group->rebuild(kSettle);
+          if (!smaller) {
+            reports[rank].error = smaller.error();
+            return;
+          }
+          group = std::move(*smaller);
+          reports[rank].ranks = group->ranks();
+          bool well = true;
+          for (int round = 0; well && round < 20; ++round) well = group->all_reduce(data).ok();
+          if (well && group->leave()) return;
+        }
+      });
+    sim::Outcome outcome = world.run(std::move(bodies));
+    if (alone_ > 0) std::fputs(world.lines().c_str(), stderr);
+    ASSERT_TRUE(outcome.complete) << outcome.report;
+    if (!std::all_of(reports.begin(), reports.end(), [](const auto& one) { return one.joined; }))
+      continue;
+    ++struck;
+    bool all = true;
+    for (uint32_t rank = 0; rank < scene.ranks; ++rank) {
+      if (outcome.died[rank]) continue;
+      all = all && !reports[rank].error;
+      if (!reports[rank].error) continue;
+      // Some had been told to go by a leader that told no others: then there are not enough.
+      EXPECT_THAT(reports[rank].error->message(), testing::HasSubstr("no new group: "))
+          << "rank " << rank;
+    }
+    whole += all ? 1 : 0;
+  }
+  EXPECT_GT(struck, (last - first) / 2);
+  EXPECT_GE(whole, struck * 9 / 10);
 }
 
 // Rank 2 comes and does not wait for the others, who do with two.
