@@ -16,6 +16,9 @@ namespace {
 
 constexpr Nanos kTurn = Nanos::from_millis(5);
 constexpr Nanos kCallAgain = Nanos::from_millis(50);
+// One that called, and does not say where it is or does not answer the table for so long, is not
+// waited for any more.
+constexpr Nanos kAnswer = Nanos::from_seconds(2);
 
 class Reunion {
  public:
@@ -23,6 +26,7 @@ class Reunion {
       : options_(options),
         network_(options.network != nullptr ? *options.network : net::kernel_network()),
         began_(network_.clock().now()),
+        settles_from_(began_),
         machine_(options.shared_memory ? network_.machine() : std::string()),
         early_(std::make_shared<EarlyLanes>()) {
     for (uint32_t rank = 0; rank < options_.rank.index; ++rank)
@@ -44,7 +48,12 @@ class Reunion {
         if (auto mesh = follow(*leader)) return std::move(*mesh);
       } else if (may_form()) {
         if (auto mesh = form()) return std::move(*mesh);
+      } else {
+        continue;
       }
+      // All call anew, and are waited for anew: otherwise the first ones would form a group without
+      // those who call a moment later.
+      settles_from_ = network_.clock().now();
     }
     std::vector<uint32_t> here = {options_.rank.index};
     for (const auto& [rank, caller] : callers_)
@@ -65,6 +74,7 @@ class Reunion {
   // One that called, and what it said of itself.
   struct Caller {
     std::unique_ptr<ControlChannel> channel;
+    Nanos since;
     std::optional<Member> member;
     std::string machine;
   };
@@ -93,8 +103,11 @@ class Reunion {
     if (peer.purpose != Purpose::control || peer.rank <= options_.rank.index)
       return refuse("only higher ranks come here");
     // One that comes again has given up what it said before.
-    callers_[peer.rank] = Caller{
-        std::make_unique<ControlChannel>(*reactor_, std::move(socket), Rank{peer.rank}), {}, {}};
+    callers_[peer.rank] =
+        Caller{std::make_unique<ControlChannel>(*reactor_, std::move(socket), Rank{peer.rank}),
+               network_.clock().now(),
+               {},
+               {}};
     return {};
   }
 
@@ -148,15 +161,17 @@ class Reunion {
       here += caller.member ? 1 : 0;
       // The one that is blamed may come after all, and takes nobody's place.
       if (caller.member && options_.lost != Rank{rank}) --awaited;
-      someone_comes = someone_comes || !caller.member;
+      someone_comes =
+          someone_comes || (!caller.member && network_.clock().now() - caller.since < kAnswer);
     }
     if (here < least()) return false;
-    return awaited == 0 || (!someone_comes && network_.clock().now() - began_ > options_.settle);
+    return awaited == 0 ||
+           (!someone_comes && network_.clock().now() - settles_from_ > options_.settle);
   }
 
   // ---- the leader
 
-  // Nothing if one of them left again: then they are called anew.
+  // Nothing if one of them left again, or fell silent: then all call anew.
   std::optional<Mesh> form() {
     Mesh mesh;
     std::vector<std::string> machines = {machine_};
@@ -183,8 +198,9 @@ class Reunion {
       if (channel) channel->send(Control::table, table);
     std::vector<bool> joined(mesh.ranks, false);
     joined[0] = true;
+    Nanos asked = network_.clock().now();
     while (std::count(joined.begin(), joined.end(), false) > 0) {
-      bool in_time = turn();
+      bool in_time = turn() && network_.clock().now() - asked < kAnswer;
       for (uint32_t rank = 1; rank < mesh.ranks; ++rank) {
         if (joined[rank]) continue;
         if (auto frame = mesh.control[rank]->receive())
@@ -268,6 +284,7 @@ class Reunion {
   const ReunionOptions& options_;
   net::Network& network_;
   Nanos began_;
+  Nanos settles_from_;
   std::string machine_;
   uint64_t attempts_ = 0;
   std::unique_ptr<net::Reactor> reactor_;

@@ -2,6 +2,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
+
+#include "meeting.h"
 #include "testing.h"
 
 namespace weft::join {
@@ -94,6 +97,40 @@ TEST(Reunion, leaves_nobody_out_for_the_lost_one_that_comes_after_all) {
     if (options.rank.index == 3) pause_ms(300);
   });
   expect_one_group(meshes);
+}
+
+// Rank 5 calls, perhaps says where it is, and stops. It is given up, and nobody else with it.
+TEST(Reunion, goes_on_without_one_that_called_and_fell_silent) {
+  for (bool registers : {true, false}) {
+    SCOPED_TRACE(registers);
+    Old old(6);
+    std::atomic<bool> over{false};
+    std::thread silent([&] {
+      net::Network& network = net::kernel_network();
+      auto reactor = network.reactor();
+      Hello hello = hello_of(5, 6, Purpose::control, "");
+      hello.agreement = "the second";
+      hello.lanes = 2;
+      uint64_t attempts = 0;
+      Dial dial(network, **reactor, "127.0.0.1", old.members[0].port, kSecret, hello, attempts);
+      while (!dial.done() && !over) {
+        dial.tick(network.clock().now());
+        (*reactor)->run_once(Nanos::from_millis(5));
+      }
+      if (over) return;
+      ControlChannel channel(**reactor, dial.take(), Rank{0});
+      Packer where;
+      pack_place(where, "host5", old.members[5], "");
+      if (registers) channel.send(Control::register_, where);
+      while (!over) pause_ms(5);
+    });
+    auto meshes = old.meet({0, 1, 2, 3, 4}, 0, [](ReunionOptions& options) {
+      options.deadline = Nanos::from_seconds(8);
+    });
+    over = true;
+    silent.join();
+    expect_one_group(meshes);
+  }
 }
 
 TEST(Reunion, of_those_that_come_one_after_the_other_is_one_group) {

@@ -363,6 +363,8 @@ class Life {
       if (!ends) {
         give_back_memory();
         Error failure = ends.error();
+        // Without memory it had no words.
+        if (failure.code() == Code::exhausted && group.failure()) failure = *group.failure();
         // A call that was refused for want of memory leaves the group as it was; this program ends
         // it, since it cannot go on.
         if (failure.code() == Code::exhausted && !group.failure()) {
