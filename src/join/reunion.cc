@@ -19,6 +19,10 @@ constexpr Nanos kCallAgain = Nanos::from_millis(50);
 // One that called, and does not say where it is or does not answer the table for so long, is not
 // waited for any more.
 constexpr Nanos kAnswer = Nanos::from_seconds(2);
+// The leader shows those who wait for it that it lives; one that does not for so long leads nobody.
+// Longer than an answer may take, since it waits for those in silence.
+constexpr Nanos kSignOfLife = Nanos::from_millis(250);
+constexpr Nanos kLeaderSilent = Nanos::from_seconds(4);
 
 class Reunion {
  public:
@@ -136,8 +140,10 @@ class Reunion {
     for (auto place = callers_.begin(); place != callers_.end();) {
       Caller& caller = place->second;
       if (!caller.member) hear(place->first, caller);
+      if (caller.member && now >= next_sign_) caller.channel->send(Control::pong, Packer());
       place = caller.channel->failure() ? callers_.erase(place) : std::next(place);
     }
+    if (now >= next_sign_) next_sign_ = now + kSignOfLife;
     return now - began_ < options_.deadline;
   }
 
@@ -208,6 +214,9 @@ class Reunion {
         if (!joined[rank] && (mesh.control[rank]->failure() || !in_time)) return std::nullopt;
       }
     }
+    // If this rank was stopped meanwhile, those who answered may have left it since.
+    for (uint32_t rank = 1; rank < mesh.ranks; ++rank)
+      if (mesh.control[rank]->failure()) return std::nullopt;
     for (uint32_t rank = 1; rank < mesh.ranks; ++rank)
       mesh.control[rank]->send(Control::go, Packer());
     return complete(std::move(mesh), machines);
@@ -215,7 +224,7 @@ class Reunion {
 
   // ---- the others
 
-  // Nothing if there is somebody lower after all, or the leader is gone.
+  // Nothing if there is somebody lower after all, or the leader is gone or silent.
   std::optional<Mesh> follow(uint32_t leader) {
     Lower& place = lower_[leader];
     Packer where;
@@ -223,15 +232,19 @@ class Reunion {
     place.channel->send(Control::register_, where);
     std::optional<Mesh> mesh;
     std::vector<std::string> machines;
+    Nanos heard = network_.clock().now();
     for (;;) {
       bool in_time = turn();
       if (!place.channel || !in_time) return std::nullopt;
-      if (!mesh && lowest_reached() != leader) {
+      bool silent = network_.clock().now() - heard > kLeaderSilent;
+      if (silent || (!mesh && lowest_reached() != leader)) {
         place.channel.reset();  // whoever led until now hears that this rank is gone
         return std::nullopt;
       }
       auto frame = place.channel->receive();
       if (!frame) continue;
+      heard = network_.clock().now();
+      if (frame->type == Control::pong) continue;
       if (!mesh && frame->type == Control::table) {
         mesh = read_table(*frame, machines);
         if (!mesh) break;
@@ -285,6 +298,7 @@ class Reunion {
   net::Network& network_;
   Nanos began_;
   Nanos settles_from_;
+  Nanos next_sign_{0};
   std::string machine_;
   uint64_t attempts_ = 0;
   std::unique_ptr<net::Reactor> reactor_;

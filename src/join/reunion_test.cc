@@ -133,6 +133,32 @@ TEST(Reunion, goes_on_without_one_that_called_and_fell_silent) {
   }
 }
 
+// Rank 0 lets all others in, and stops: the next one leads.
+TEST(Reunion, goes_on_without_a_leader_that_fell_silent) {
+  Old old(5);
+  std::atomic<bool> over{false};
+  std::thread silent([&] {
+    net::Network& network = net::kernel_network();
+    auto reactor = network.reactor();
+    Identity self;
+    self.control = 0;
+    std::vector<std::unique_ptr<net::Socket>> let_in;
+    Acceptor acceptor(network, **reactor, old.listeners[0], kSecret, self,
+                      [&](std::unique_ptr<net::Socket>& socket, const Hello&) -> Result<void> {
+                        let_in.push_back(std::move(socket));
+                        return {};
+                      });
+    while (let_in.size() < 4 && !over) (*reactor)->run_once(Nanos::from_millis(5));
+    while (!over) pause_ms(5);
+  });
+  auto meshes = old.meet({1, 2, 3, 4}, 0, [](ReunionOptions& options) {
+    options.deadline = Nanos::from_seconds(15);
+  });
+  over = true;
+  silent.join();
+  expect_one_group(meshes);
+}
+
 TEST(Reunion, of_those_that_come_one_after_the_other_is_one_group) {
   for (bool downwards : {false, true}) {
     Old old(4);
