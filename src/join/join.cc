@@ -287,7 +287,8 @@ class Joiner {
     pack_place(place, options_.host, {0, {}, 0, own, mesh_.acceptor->port()}, machine_);
     mesh_.control[0]->send(Control::register_, place);
 
-    WEFT_ASSIGN(Frame frame, from_root(Control::table, "other ranks did not come to rank 0"));
+    // Rank 0 names who is missing; if it does not, it is the one.
+    WEFT_ASSIGN(Frame frame, from_root(Control::table, "rank 0 says neither who is here nor why"));
     Unpacker fields(frame.payload);
     mesh_.members = unpack_members(fields, mesh_.ranks, machines_);
     if (!fields.complete()) return error(Code::corrupt, "rank 0 sent a table of other ranks");

@@ -8,6 +8,7 @@
 #include <sys/epoll.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstring>
 #include <map>
 
@@ -156,6 +157,37 @@ TEST(Join, names_the_rank_that_differs_to_everyone) {
       EXPECT_THAT(mesh.error().message(), HasSubstr(one.words));
     }
   }
+}
+
+// It lets rank 1 in, and stops before it has told where the others are.
+TEST(Join, a_root_that_falls_silent_is_named) {
+  net::Network& network = net::kernel_network();
+  auto listener = network.listen("127.0.0.1", 0);
+  ASSERT_TRUE(listener);
+  uint16_t port = (*listener)->local_port();
+  std::atomic<bool> over{false};
+  std::thread root([&] {
+    auto reactor = network.reactor();
+    Identity self;
+    self.control = 0;
+    std::unique_ptr<net::Socket> let_in;
+    Acceptor acceptor(network, **reactor, std::move(*listener), kSecret, self,
+                      [&](std::unique_ptr<net::Socket>& socket, const Hello&) -> Result<void> {
+                        let_in = std::move(socket);
+                        return {};
+                      });
+    while (!let_in && !over) (*reactor)->run_once(Nanos::from_millis(5));
+    while (!over) pause_ms(5);
+  });
+  Options options = options_for(1, 3, 1);
+  options.rendezvous = text("127.0.0.1:%u", unsigned{port});
+  options.deadline = Nanos::from_millis(300);
+  auto mesh = meet(options);
+  over = true;
+  root.join();
+  ASSERT_FALSE(mesh);
+  EXPECT_EQ(mesh.error().code(), Code::timeout);
+  EXPECT_THAT(mesh.error().message(), HasSubstr(": rank 0 says neither who is here nor why"));
 }
 
 TEST(Join, a_rank_with_another_secret_does_not_come_in) {
