@@ -336,8 +336,12 @@ class Run:
             self.struck[victim.rank] = now()
             victim.signal(signal.SIGSTOP)
             limit = scene.silence + JOIN + GRACE + 10
-            if not self.wait(lambda: self.told(self.survivors()), limit):
-                self.faults.append("not all survivors told of the stopped rank")
+            if scene.moment != "rebuild":
+                if not self.wait(lambda: self.told(self.survivors()), limit):
+                    self.faults.append("not all survivors told of the stopped rank")
+            elif scene.whole and not self.wait(lambda: all(
+                    member.ended() for member in self.survivors()), limit + JOIN):
+                self.faults.append("not all survivors ended without the stopped rank")
             time.sleep(scene.goes_on)
             self.went_on = now()
             victim.signal(signal.SIGCONT)

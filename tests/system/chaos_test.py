@@ -1,6 +1,7 @@
 """Groups of real processes that are struck at any moment: who is named, how soon, what is left.
 
-    chaos_test.py CHAOS_SAMPLE [--runs N] [--first SEED] [--at-once N] [--markdown FILE]
+    chaos_test.py CHAOS_SAMPLE [--runs N] [--first SEED] [--at-once N] [--only KIND/MOMENT]
+                  [--markdown FILE] [--json FILE]
     chaos_test.py CHAOS_SAMPLE --seed N [--loud]      one run alone
 
 A seed decides everything: 3 to 6 ranks, transport, who serves the lanes, forked children, what the
@@ -18,6 +19,7 @@ up between the blow and the last word, and added to the limit; runs that needed 
 """
 import argparse
 import concurrent.futures
+import itertools
 import json
 import os
 import shutil
@@ -175,28 +177,28 @@ class Judge:
         """At most one, of the same members on all of them, and of everyone who could be in it."""
         scene = self.scene
         need = scene.ranks // 2 + 1
+        # Two that are lost one after the other: the second may be of the group that the first left.
+        least = need if scene.moment != "rebuild" else (scene.ranks - 1) // 2 + 1
         inside = [member for member in self.members if member.process.returncode == REBUILT]
         groups = {member.all("rebuilt")[-1][2] for member in inside}
         if len(groups) > 1:
             self.fault(f"there are several groups: {groups}")
         for group in groups:
             ranks = set(map(int, group.split(",")))
-            epochs = max(len(member.all("rebuilt")) for member in inside)
-            if len(ranks) < (need if epochs == 1 else 2):
+            if len(ranks) < least:
                 self.fault(f"a group of {group} of {scene.ranks}")
             # One that dies while the new group ends in peace is missed by nobody.
             dead = {member.rank for member in self.members if self.is_dead(member)}
-            if {member.rank for member in inside} | dead < ranks:
-                self.fault(f"the group is {group}, and {[m.rank for m in inside]} ended in it")
+            ended = {member.rank for member in inside}
+            if not ranks <= ended | dead or not ended <= ranks:
+                self.fault(f"the group is {group}, and {sorted(ended)} ended in one")
         stopped = set(self.run.struck) if scene.kind in ("stop", "memory") else set()
         for side in sides:
             # Whoever the others did not wait for, or who was stopped, may come too late.
             callers = [member for member in side
                        if member.said("rebuilding") and member.rank not in stopped]
             late = scene.kind == "partition" and scene.heals is not None
-            unsure = scene.moment == "rebuild" and (
-                scene.kind == "stop" or len(callers) < need)
-            if len(callers) < need or late or unsure:
+            if len(callers) < need or late:
                 continue
             for member in callers:
                 if member.process.returncode != REBUILT:
@@ -329,6 +331,7 @@ def main():
     parser.add_argument("--runs", type=int, default=30)
     parser.add_argument("--first", type=int, default=1)
     parser.add_argument("--at-once", type=int, default=3)  # they wait, most of the time
+    parser.add_argument("--only", help="stop/rebuild, kill/, /join: seeds that draw this")
     parser.add_argument("--markdown")
     parser.add_argument("--json")
     parser.add_argument("--seed", type=int)
@@ -363,7 +366,11 @@ def strike(words, sample, base, arguments):
         return 1 if result["faults"] else 0
     began, stolen_before, results = time.monotonic(), stolen(), []
     pool = concurrent.futures.ThreadPoolExecutor(arguments.at_once)
-    seeds = range(arguments.first, arguments.first + arguments.runs)
+    kind, _, moment = (arguments.only or "/").partition("/")
+    seeds = list(itertools.islice(
+        (seed for seed in itertools.count(arguments.first)
+         if kind in ("", Scene(seed).kind) and moment in ("", Scene(seed).moment)),
+        arguments.runs))
     pending = [pool.submit(carry_out, words, sample, seed, base) for seed in seeds]
     for done in concurrent.futures.as_completed(pending):
         results.append(done.result())
