@@ -8,9 +8,9 @@
 
 namespace weft::join {
 namespace {
-constexpr size_t kFrameHead = 5;  // length (4), type (1)
+constexpr size_t kFrameHead = 5;    // length (4), type (1)
 constexpr size_t kLastWords = 512;  // for which there is always memory
-}
+}  // namespace
 
 ControlChannel::ControlChannel(net::Reactor& reactor, std::unique_ptr<net::Socket> socket,
                                Rank peer)

@@ -151,9 +151,8 @@ TEST(Reunion, goes_on_without_a_leader_that_fell_silent) {
     while (let_in.size() < 4 && !over) (*reactor)->run_once(Nanos::from_millis(5));
     while (!over) pause_ms(5);
   });
-  auto meshes = old.meet({1, 2, 3, 4}, 0, [](ReunionOptions& options) {
-    options.deadline = Nanos::from_seconds(15);
-  });
+  auto meshes = old.meet(
+      {1, 2, 3, 4}, 0, [](ReunionOptions& options) { options.deadline = Nanos::from_seconds(15); });
   over = true;
   silent.join();
   expect_one_group(meshes);

@@ -274,8 +274,7 @@ runtime::Options options_of(const Setup& setup) {
   options.plan.lanes = setup.number("lanes");
   options.plan.chunk = kib(64);
   options.plan.bucket_rule.size = kib(128);
-  if (setup.text_of("worker") == "process")
-    options.plan.lane_worker = plan::LaneWorker::process;
+  if (setup.text_of("worker") == "process") options.plan.lane_worker = plan::LaneWorker::process;
   options.plan.lane_workers = setup.number("workers");
   options.probe = false;
   options.shared_memory = setup.has("shm");
@@ -344,9 +343,7 @@ class Life {
     return kWrong;
   }
 
-  void think(uint64_t most_us) {
-    ::usleep(static_cast<useconds_t>(rng_.below(most_us + 1)));
-  }
+  void think(uint64_t most_us) { ::usleep(static_cast<useconds_t>(rng_.below(most_us + 1))); }
 
   Result<void> work(Group& group) {
     Activity activity(group, setup_.text_of("mode"), setup_.number("seed"));
