@@ -311,8 +311,9 @@ def table(results):
             for one in some:
                 # What ends at a deadline is counted apart from what is seen at once.
                 if one["named"] is not None:
-                    limit = f"joining, {JOIN + GRACE:g} s" if one["moment"] == "join" else (
-                        f"silence, {one['silence']:g} s" if kind in ("stop", "partition") else "")
+                    limit = "joining" if one["moment"] == "join" else "" if kind not in (
+                        "stop", "partition") else "rebuilding" if one["moment"] == "rebuild" else (
+                            f"silence {one['silence']:g} s")
                     named.setdefault(limit, []).append(one["named"])
             times = "; ".join(
                 f"{statistics.median(values):.2f} s, {max(values):.2f} s"
