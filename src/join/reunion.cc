@@ -52,12 +52,8 @@ class Reunion {
         if (auto mesh = follow(*leader)) return std::move(*mesh);
       } else if (may_form()) {
         if (auto mesh = form()) return std::move(*mesh);
-      } else {
-        continue;
+        wait_anew();
       }
-      // All call anew, and are waited for anew: otherwise the first ones would form a group without
-      // those who call a moment later.
-      settles_from_ = network_.clock().now();
     }
     std::vector<uint32_t> here = {options_.rank.index};
     for (const auto& [rank, caller] : callers_)
@@ -82,6 +78,10 @@ class Reunion {
     std::optional<Member> member;
     std::string machine;
   };
+
+  // A group that had begun to form did not: all call anew, and the first ones must not form one
+  // without those who call a moment later.
+  void wait_anew() { settles_from_ = network_.clock().now(); }
 
   uint32_t least() const { return options_.least > 0 ? options_.least : options_.ranks / 2 + 1; }
 
@@ -235,8 +235,9 @@ class Reunion {
     Nanos heard = network_.clock().now();
     for (;;) {
       bool in_time = turn();
-      if (!place.channel || !in_time) return std::nullopt;
       bool silent = network_.clock().now() - heard > kLeaderSilent;
+      if (silent || (mesh && !place.channel)) wait_anew();
+      if (!place.channel || !in_time) return std::nullopt;
       if (silent || (!mesh && lowest_reached() != leader)) {
         place.channel.reset();  // whoever led until now hears that this rank is gone
         return std::nullopt;

@@ -158,6 +158,27 @@ TEST(Reunion, goes_on_without_a_leader_that_fell_silent) {
   expect_one_group(meshes);
 }
 
+// Rank 0 is of another epoch: it answers everyone who calls, and hangs up.
+TEST(Reunion, goes_on_without_one_that_lets_nobody_in) {
+  Old old(4);
+  std::atomic<bool> over{false};
+  std::thread other([&] {
+    net::Network& network = net::kernel_network();
+    auto reactor = network.reactor();
+    Identity self;
+    self.control = 0;
+    Acceptor acceptor(network, **reactor, old.listeners[0], kSecret, self,
+                      [](std::unique_ptr<net::Socket>&, const Hello&) -> Result<void> {
+                        return error(Code::invalid_argument, "it belongs to another group");
+                      });
+    while (!over) (*reactor)->run_once(Nanos::from_millis(5));
+  });
+  auto meshes = old.meet({1, 2, 3});
+  over = true;
+  other.join();
+  expect_one_group(meshes);
+}
+
 TEST(Reunion, of_those_that_come_one_after_the_other_is_one_group) {
   for (bool downwards : {false, true}) {
     Old old(4);
