@@ -200,9 +200,17 @@ class Judge:
             late = scene.kind == "partition" and scene.heals is not None
             if len(callers) < need or late:
                 continue
+            # A leader that dies while it tells them to go leaves two parts, of different epochs, and
+            # perhaps neither is enough.
+            parted = scene.moment == "rebuild" and scene.kind != "stop" and \
+                scene.victims[1] < min(member.rank for member in callers)
             for member in callers:
-                if member.process.returncode != REBUILT:
-                    self.fault(f"rank {member.rank} is not in the new group: {self.last(member)}")
+                if member.process.returncode == REBUILT:
+                    continue
+                if parted and member.said("refused") and "no new group" in self.last(member):
+                    self.run.notes.append("a leader died while it told the others to go")
+                    break
+                self.fault(f"rank {member.rank} is not in the new group: {self.last(member)}")
 
     def result(self):
         scene, run = self.scene, self.run
