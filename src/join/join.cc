@@ -20,7 +20,9 @@ class Joiner {
       : options_(options),
         network_(options.network != nullptr ? *options.network : net::kernel_network()),
         deadline_(network_.clock().now() + options.deadline),
-        machine_(options.shared_memory ? network_.machine() : std::string()) {
+        last_turn_(network_.clock().now()),
+        machine_(options.shared_memory ? network_.machine() : std::string()),
+        registered_(options.ranks, false) {
     mesh_.rank = options.rank;
     mesh_.ranks = options.ranks;
     mesh_.lanes = options.lanes;
@@ -72,6 +74,7 @@ class Joiner {
   bool turn(Nanos grace = {0}) {
     mesh_.reactor->run_once(kTurn);
     Nanos now = network_.clock().now();
+    deadline_ += suspension(now, last_turn_);
     if (mesh_.acceptor) mesh_.acceptor->tick(now);
     for (auto& dial : dials_) dial->tick(now);
     return now < deadline_ + grace;
@@ -96,7 +99,8 @@ class Joiner {
     if (peer.purpose == Purpose::control) {
       if (!is_root()) return refuse("control channels go to rank 0");
       if (formed_) return refuse("the group has formed without it");
-      if (mesh_.control[peer.rank]) return refuse("that rank is here already");
+      if (registered_[peer.rank]) return refuse("that rank is here already");
+      // One that calls again before it was heard has given up the connection that it had.
       hellos_[peer.rank] = peer;
       mesh_.control[peer.rank] =
           std::make_unique<ControlChannel>(*mesh_.reactor, std::move(socket), Rank{peer.rank});
@@ -206,14 +210,14 @@ class Joiner {
     mesh_.members[0] = {0, options_.host, 0, mesh_.acceptor->host(), mesh_.acceptor->port()};
     machines_.resize(options_.ranks);
     machines_[0] = machine_;
-    std::vector<bool> registered(options_.ranks, false);
-    registered[0] = true;
+    registered_[0] = true;
     std::optional<Error> differs;
     for (;;) {
       std::vector<uint32_t> absent;
+      std::optional<uint32_t> left;
       for (uint32_t r = 1; r < options_.ranks; ++r) {
         ControlChannel* channel = mesh_.control[r].get();
-        if (channel != nullptr && !registered[r]) {
+        if (channel != nullptr && !registered_[r]) {
           // The reason is kept until all are here to hear it.
           if (auto same = compare(hellos_[r]); !same && !differs) differs = same.error();
           if (auto frame = channel->receive()) {
@@ -221,14 +225,22 @@ class Joiner {
             if (frame->type != Control::register_ || !member)
               return error(Code::corrupt, "rank %u sent something else than where it listens", r);
             mesh_.members[r] = *member;
-            registered[r] = true;
+            registered_[r] = true;
           }
         }
-        if (channel != nullptr && channel->failure())
-          return error(Code::peer_lost, "rank %u left while the group was forming: %s", r,
-                       channel->failure()->message().c_str());
-        if (!registered[r]) absent.push_back(r);
+        if (!registered_[r]) absent.push_back(r);
+        if (channel == nullptr || !channel->failure()) continue;
+        if (registered_[r])
+          left = r;
+        else
+          // It waited too long for an answer, and calls again: this rank may have been stopped.
+          mesh_.control[r].reset();
       }
+      if (left)
+        return error(Code::peer_lost, "rank %u left while the group was forming: %s%s", *left,
+                     mesh_.control[*left]->failure()->message().c_str(),
+                     // It may have waited for them in vain.
+                     absent.empty() ? "" : ("; " + rank_list(absent) + " had not come").c_str());
       if (absent.empty()) break;
       if (!turn()) return differs ? *differs : late(rank_list(absent) + " did not come");
     }
@@ -388,8 +400,10 @@ class Joiner {
   const Options& options_;
   net::Network& network_;
   Nanos deadline_;
+  Nanos last_turn_;
   std::string machine_;
   std::vector<std::string> machines_;  // by rank
+  std::vector<bool> registered_;       // rank 0, by rank: it has said where it listens
   Mesh mesh_;
   rendezvous::Written written_;  // rank 0
   bool formed_ = false;          // rank 0: nobody else is let in

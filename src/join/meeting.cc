@@ -8,7 +8,14 @@ namespace {
 constexpr size_t kEarlyLanes = 4096;
 constexpr size_t kMaxWords = 1024;  // of a rank about itself
 
+constexpr Nanos kSuspended = Nanos::from_seconds(1);
+
 }  // namespace
+
+Nanos suspension(Nanos now, Nanos& last_turn) {
+  Nanos before = std::exchange(last_turn, now);
+  return now - before < kSuspended ? Nanos{0} : now - before;
+}
 
 std::string rank_list(const std::vector<uint32_t>& ranks) {
   std::string out = ranks.size() == 1 ? "rank " : "ranks ";

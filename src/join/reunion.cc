@@ -31,6 +31,7 @@ class Reunion {
         network_(options.network != nullptr ? *options.network : net::kernel_network()),
         began_(network_.clock().now()),
         settles_from_(began_),
+        last_turn_(began_),
         machine_(options.shared_memory ? network_.machine() : std::string()),
         early_(std::make_shared<EarlyLanes>()) {
     for (uint32_t rank = 0; rank < options_.rank.index; ++rank)
@@ -119,6 +120,11 @@ class Reunion {
   bool turn() {
     reactor_->run_once(kTurn);
     Nanos now = network_.clock().now();
+    // Nobody's silence counts while this process did not run.
+    stopped_for_ = suspension(now, last_turn_);
+    began_ += stopped_for_;
+    settles_from_ += stopped_for_;
+    for (auto& [rank, caller] : callers_) caller.since += stopped_for_;
     acceptor_->tick(now);
     for (auto& [rank, lower] : lower_) {
       if (lower.channel && lower.channel->failure()) {
@@ -206,7 +212,9 @@ class Reunion {
     joined[0] = true;
     Nanos asked = network_.clock().now();
     while (std::count(joined.begin(), joined.end(), false) > 0) {
-      bool in_time = turn() && network_.clock().now() - asked < kAnswer;
+      bool in_time = turn();
+      asked += stopped_for_;
+      in_time = in_time && network_.clock().now() - asked < kAnswer;
       for (uint32_t rank = 1; rank < mesh.ranks; ++rank) {
         if (joined[rank]) continue;
         if (auto frame = mesh.control[rank]->receive())
@@ -235,6 +243,7 @@ class Reunion {
     Nanos heard = network_.clock().now();
     for (;;) {
       bool in_time = turn();
+      heard += stopped_for_;
       bool silent = network_.clock().now() - heard > kLeaderSilent;
       if (silent || (mesh && !place.channel)) wait_anew();
       if (!place.channel || !in_time) return std::nullopt;
@@ -300,6 +309,8 @@ class Reunion {
   Nanos began_;
   Nanos settles_from_;
   Nanos next_sign_{0};
+  Nanos last_turn_;
+  Nanos stopped_for_{0};  // before the last turn
   std::string machine_;
   uint64_t attempts_ = 0;
   std::unique_ptr<net::Reactor> reactor_;

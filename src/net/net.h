@@ -243,6 +243,8 @@ class World {
   // Runs one function a rank until all have returned. A rank that died goes on without a network,
   // and with a clock that runs away, until it notices.
   Outcome run(std::vector<std::function<void()>> ranks);
+  // From inside: `rank` dies at the wait that is so many from now, `silently` as by power_loss.
+  void doom(Rank rank, uint64_t waits, bool silently);
   // When it did, by its own clock.
   std::optional<Nanos> died(Rank rank) const;
   // Who called and who was called, if there was such a connection.

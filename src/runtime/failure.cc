@@ -136,8 +136,9 @@ void Group::Impl::ran_out_of_memory() noexcept {
 // only one that was. So their clocks start again; if it was the only one, they have said so.
 void Group::Impl::forgive_suspension(Nanos at) {
   Nanos gap = at - std::exchange(last_turn, at);
-  if (gap.count == at.count || gap < kSuspended) return;
+  if (gap < kSuspended) return;
   WEFT_LOG(runtime, info, "did not run for %s", format_duration(gap).c_str());
+  suspended += gap;
   for (Nanos& heard : last_heard) heard += gap;
   engine->forgive(gap);
   if (suspicion) suspicion->since += gap;
@@ -420,6 +421,8 @@ Result<std::shared_ptr<Group::Impl>> Group::Impl::rebuilt(Nanos settle, uint32_t
   {
     // Whoever comes from the old group finds nobody; the new one listens in its place.
     auto sits = take_seat();
+    // Nobody turns this group any more: its last words go now, or never.
+    if (!options.progress_thread) linger();
     if (mesh.acceptor) listener = mesh.acceptor->listener();
     mesh.acceptor.reset();
   }

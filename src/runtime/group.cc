@@ -34,7 +34,8 @@ Group::Impl::Impl(const Options& given, uint32_t epoch_in, capture::Recorder& re
       last_words(mesh.ranks, false),
       no_memory(error(Code::exhausted, "%s ran out of memory", describe(mesh.rank).c_str())),
       last_reason(no_memory),
-      last_heard(mesh.ranks, mesh.network->clock().now()),
+      last_turn(began),
+      last_heard(mesh.ranks, began),
       waiting(mesh.ranks) {
   last_message.number(static_cast<uint8_t>(no_memory.code())).number(mesh.rank.index);
   last_message.string(no_memory.message());
@@ -135,11 +136,11 @@ Result<void> Group::Impl::meet_neighbours() {
   if (mesh.ranks == 1) return {};
   Rank next{mesh.next()};
   engine->prepare(next);
-  Nanos until = now() + options.join_deadline;
+  Nanos until = ran() + options.join_deadline;
   while (!engine->connected(next)) {
     turn(Nanos::from_millis(1));
     if (has_failed.load()) return *current_failure();
-    if (now() > until)
+    if (ran() > until)
       return error(Code::timeout, "join: no lane to %s was opened within %s",
                    describe(next).c_str(), format_duration(options.join_deadline).c_str());
   }
@@ -155,11 +156,11 @@ Result<void> Group::Impl::agree_on_costs() {
     for (auto& channel : mesh.control)
       if (channel) channel->send(Control::costs, words);
   }
-  Nanos until = now() + options.join_deadline;
+  Nanos until = ran() + options.join_deadline;
   while (!costs) {
     turn(Nanos::from_millis(1));
     if (has_failed.load()) return *current_failure();
-    if (now() > until)
+    if (ran() > until)
       return error(Code::timeout, "join: %s did not say what all-reduces cost within %s",
                    describe({0}).c_str(), format_duration(options.join_deadline).c_str());
   }

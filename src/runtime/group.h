@@ -77,6 +77,7 @@ struct Group::Impl : std::enable_shared_from_this<Group::Impl> {
   // A copy; where there is no memory for one, short words that need none.
   static Error copy_of(const Error& error) noexcept;
   Nanos now() const { return mesh.network->clock().now(); }
+  Nanos ran() const { return now() - suspended; }  // without the time in which it did not run
 
   // ---- callers (drive.cc)
   // Starts an operation under the next number of its group.
@@ -213,7 +214,8 @@ struct Group::Impl : std::enable_shared_from_this<Group::Impl> {
   const Error no_memory;
   Error last_reason;
   Packer last_message;
-  Nanos last_turn{0};
+  Nanos last_turn;
+  Nanos suspended{0};  // altogether
   std::shared_ptr<net::Socket> listener;  // kept for the group that is made of what is left
   std::vector<Nanos> last_heard;          // by rank
   // Rank 0: what each rank is waiting for, as its last heartbeat told.

@@ -48,6 +48,13 @@ class World::Impl {
   Outcome run(std::vector<std::function<void()>> bodies);
   Nanos now(uint32_t rank) const { return wire_.now() + places_[rank].ahead; }
   bool alive(uint32_t rank) const { return wire_.alive(rank); }
+  void doom(uint32_t rank, uint64_t waits, bool silently) {
+    Fault fault;
+    fault.kind = silently ? Fault::Kind::power_loss : Fault::Kind::death;
+    fault.rank = rank;
+    fault.at = places_[rank].waits + waits;
+    options_.faults.push_back(fault);
+  }
   Wire& wire() { return wire_; }
   const Options& options() const { return options_; }
   std::vector<std::unique_ptr<Network>> networks;  // by rank
@@ -350,6 +357,9 @@ Network& World::network_of(Rank rank) { return *impl_->networks.at(rank.index); 
 std::string World::address_of(Rank rank) { return kNet + std::to_string(rank.index + 1); }
 Outcome World::run(std::vector<std::function<void()>> ranks) {
   return impl_->run(std::move(ranks));
+}
+void World::doom(Rank rank, uint64_t waits, bool silently) {
+  impl_->doom(rank.index, waits, silently);
 }
 std::optional<Nanos> World::died(Rank rank) const { return impl_->wire().died(rank.index); }
 std::optional<std::pair<Rank, Rank>> World::ends_of(uint64_t connection) const {
