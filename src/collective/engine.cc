@@ -335,11 +335,12 @@ Result<uint32_t> Engine::check(const Running& running, uint32_t peer,
   return *receive;
 }
 
-// A chunk that was sent again has the bytes that it had before.
+// A chunk that came twice has the bytes that it had before, unless it says that it is sent again from
+// its place: that may have been used for what followed from its first arrival.
 Result<void> Engine::is_the_same(const Running& running, uint32_t peer, uint32_t receive,
                                  const ChunkHeader& header) {
   uint64_t before = running.taken[receive];
-  if (before == header.checksum || before == 0 || header.checksum == 0) return {};
+  if (header.again || before == header.checksum || before == 0 || header.checksum == 0) return {};
   return error(Code::corrupt,
                "operation %llu: chunk %u of step %u came from rank %u twice, with different bytes",
                static_cast<unsigned long long>(header.operation), header.chunk,

@@ -71,7 +71,7 @@ Result<void> Engine::start_workers() {
   options.chunk_bytes = static_cast<uint32_t>(options_.chunk_bytes);
   WEFT_ASSIGN(workers_,
               lane::LaneWorkers::start(
-                  options, *mesh_.reactor, static_cast<lane::ChunkHandler&>(*this), clock_,
+                  options, *mesh_.network, *mesh_.reactor, static_cast<lane::ChunkHandler&>(*this), clock_,
                   [this](uint32_t lane, Error error) { broke(lane, std::move(error)); }));
   return {};
 }
@@ -177,6 +177,7 @@ void Engine::broke(uint32_t lane, Error error) {
         if (found == running_.end()) continue;
         uint64_t token = kResent | next_resend_++;
         auto send = static_cast<uint32_t>(chunk.token);
+        chunk.header.again = true;
         resends_.emplace(token, Resend{chunk.header, copy_of(found->second, send), send});
         to.resend.push_back(token);
       }

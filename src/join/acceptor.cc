@@ -46,7 +46,8 @@ class Acceptor::Pending final : public net::Reactor::Handler {
   Pending(Acceptor& owner, std::unique_ptr<net::Socket> socket)
       : owner_(owner),
         socket_(std::move(socket)),
-        handshake_(Handshake::Role::acceptor, owner.secret_, Hello{}, &owner.identity_),
+        handshake_(owner.network_.system(), Handshake::Role::acceptor, owner.secret_, Hello{},
+                   &owner.identity_),
         since_(owner.network_.clock().now()) {}
 
   // Goes on as far as the connection allows; true when it is over, one way or the other.

@@ -8,8 +8,16 @@
 
 namespace weft::join {
 namespace {
-constexpr size_t kFrameHead = 5;    // length (4), type (1)
+constexpr size_t kFrameHead = 9;    // length (4), type (1), checksum (4)
 constexpr size_t kLastWords = 512;  // for which there is always memory
+
+// A damaged address would send others to the wrong place, and the wrong one would be blamed. Takes
+// no memory: a frame may have to say that there is none.
+uint32_t frame_checksum(std::span<const std::byte> payload, uint8_t type) {
+  std::array<uint64_t, 2> words = {hash64(payload), (uint64_t{payload.size()} << 8) | type};
+  return static_cast<uint32_t>(hash64(std::as_bytes(std::span(words))));
+}
+
 }  // namespace
 
 ControlChannel::ControlChannel(net::Reactor& reactor, std::unique_ptr<net::Socket> socket,
@@ -37,6 +45,8 @@ void ControlChannel::send(Control type, const Packer& payload) {
   std::array<std::byte, kFrameHead> head;
   std::memcpy(head.data(), &length, sizeof length);
   head[4] = static_cast<std::byte>(type);
+  uint32_t checksum = frame_checksum(bytes, static_cast<uint8_t>(type));
+  std::memcpy(head.data() + 5, &checksum, sizeof checksum);
   bool idle = flushed();
   if (idle) {
     out_.clear();
@@ -107,7 +117,7 @@ void ControlChannel::on_events(uint32_t epoll_events) {
     if (in_.size() > 2 * kMaxControlBytes) break;
   }
   size_t used = 0;
-  while (in_.size() - used >= kFrameHead) {
+  while (in_.size() - used >= sizeof(uint32_t)) {
     uint32_t length;
     std::memcpy(&length, in_.data() + used, sizeof length);
     if (length > kMaxControlBytes) {
@@ -116,8 +126,15 @@ void ControlChannel::on_events(uint32_t epoll_events) {
       return;
     }
     if (in_.size() - used < kFrameHead + length) break;
-    auto first = in_.begin() + static_cast<ptrdiff_t>(used + kFrameHead);
-    inbox_.push_back({static_cast<Control>(in_[used + 4]), {first, first + length}});
+    uint32_t checksum;
+    std::memcpy(&checksum, in_.data() + used + 5, sizeof checksum);
+    std::span<const std::byte> payload = std::span(in_).subspan(used + kFrameHead, length);
+    if (checksum != frame_checksum(payload, static_cast<uint8_t>(in_[used + 4]))) {
+      fail(error(Code::corrupt, "a control frame was damaged on the way"));
+      return;
+    }
+    inbox_.push_back(
+        {static_cast<Control>(in_[used + 4]), std::vector(payload.begin(), payload.end())});
     used += kFrameHead + length;
   }
   in_.erase(in_.begin(), in_.begin() + static_cast<ptrdiff_t>(used));

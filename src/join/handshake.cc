@@ -117,21 +117,26 @@ Result<void> is_meant(const Hello& hello, const Identity& self) {
   return {};
 }
 
-Handshake::Handshake(Role role, std::string secret, const Hello& hello, const Identity* self)
-    : role_(role), secret_(std::move(secret)), hello_(hello), self_(self) {
+Handshake::Handshake(net::System& system, Role role, std::string secret, const Hello& hello,
+                     const Identity* self)
+    : system_(system),
+      role_(role),
+      secret_(std::move(secret)),
+      hello_(hello),
+      self_(self) {
   if (role_ == Role::acceptor) {
     expected_ = kProof;
   } else {
-    random_bytes(own_nonce_);
     hello_bytes_ = encode_hello(hello);
     expected_ = kChallenge;
   }
 }
 
-void Handshake::challenge() {
-  random_bytes(own_nonce_);
+Result<void> Handshake::challenge() {
+  WEFT_TRY(system_.random(own_nonce_));
   queue(std::as_bytes(std::span(kMagic)));
   queue(own_nonce_);
+  return {};
 }
 
 void Handshake::queue(std::span<const std::byte> bytes) {
@@ -163,6 +168,7 @@ Result<void> Handshake::message_complete() {
     if (std::memcmp(in_.data(), kMagic.data(), kMagic.size()) != 0)
       return error(Code::corrupt, "does not speak weft's protocol");
     std::copy_n(in_.begin() + kMagic.size(), kNonce, peer_nonce_.begin());
+    WEFT_TRY(system_.random(own_nonce_));
     queue(own_nonce_);
     queue(hello_bytes_);
     queue(mac("connect", peer_nonce_, own_nonce_, hello_bytes_));
@@ -192,7 +198,7 @@ Result<bool> Handshake::advance(net::Socket& socket) {
   // Whoever has hung up already is not worth a challenge.
   if (role_ == Role::acceptor && out_.empty()) {
     WEFT_TRY(receive(socket));
-    challenge();
+    WEFT_TRY(challenge());
   }
   for (;;) {
     while (sent_ < out_.size()) {
@@ -254,7 +260,8 @@ class Dial::Attempt final : public net::Reactor::Handler {
   Attempt(Dial& owner, std::unique_ptr<net::Socket> socket, Nanos now)
       : owner_(owner),
         socket_(std::move(socket)),
-        handshake_(Handshake::Role::connector, owner.secret_, owner.hello_),
+        handshake_(owner.network_.system(), Handshake::Role::connector, owner.secret_,
+                   owner.hello_),
         since_(now) {}
   ~Attempt() override {
     if (watched_) owner_.reactor_.remove(*socket_);

@@ -40,7 +40,8 @@ class Handshake {
  public:
   enum class Role { acceptor, connector };
   // `self` is the acceptor's, and must outlive the exchange; without it, it answers to any name.
-  Handshake(Role role, std::string secret, const Hello& hello, const Identity* self = nullptr);
+  Handshake(net::System& system, Role role, std::string secret, const Hello& hello,
+            const Identity* self = nullptr);
 
   // Moves as far as the socket allows. True when the other side has proved itself.
   Result<bool> advance(net::Socket& socket);
@@ -52,13 +53,14 @@ class Handshake {
 
  private:
   Result<void> message_complete();
-  void challenge();
+  Result<void> challenge();
   Result<bool> receive(net::Socket& socket);
   std::array<std::byte, kMac> mac(const char* label, std::span<const std::byte> first,
                                   std::span<const std::byte> second,
                                   std::span<const std::byte> hello) const;
   void queue(std::span<const std::byte> bytes);
 
+  net::System& system_;
   Role role_;
   std::string secret_;
   Hello hello_;

@@ -12,6 +12,7 @@ namespace {
 
 constexpr Nanos kTurn = Nanos::from_millis(5);
 constexpr Nanos kGrace = Nanos::from_seconds(2);
+constexpr Nanos kCallsAgain = Nanos::from_seconds(1);  // twenty times what a caller waits
 constexpr uint16_t kProbeFlows = 16;
 
 class Joiner {
@@ -22,7 +23,8 @@ class Joiner {
         deadline_(network_.clock().now() + options.deadline),
         last_turn_(network_.clock().now()),
         machine_(options.shared_memory ? network_.machine() : std::string()),
-        registered_(options.ranks, false) {
+        registered_(options.ranks, false),
+        gone_since_(options.ranks) {
     mesh_.rank = options.rank;
     mesh_.ranks = options.ranks;
     mesh_.lanes = options.lanes;
@@ -74,7 +76,9 @@ class Joiner {
   bool turn(Nanos grace = {0}) {
     mesh_.reactor->run_once(kTurn);
     Nanos now = network_.clock().now();
-    deadline_ += suspension(now, last_turn_);
+    Nanos stood = suspension(now, last_turn_);
+    deadline_ += stood;
+    suspended_ += stood;
     if (mesh_.acceptor) mesh_.acceptor->tick(now);
     for (auto& dial : dials_) dial->tick(now);
     return now < deadline_ + grace;
@@ -101,6 +105,7 @@ class Joiner {
       if (formed_) return refuse("the group has formed without it");
       if (registered_[peer.rank]) return refuse("that rank is here already");
       // One that calls again before it was heard has given up the connection that it had.
+      gone_since_[peer.rank].reset();
       hellos_[peer.rank] = peer;
       mesh_.control[peer.rank] =
           std::make_unique<ControlChannel>(*mesh_.reactor, std::move(socket), Rank{peer.rank});
@@ -230,17 +235,13 @@ class Joiner {
         }
         if (!registered_[r]) absent.push_back(r);
         if (channel == nullptr || !channel->failure()) continue;
-        if (registered_[r])
-          left = r;
-        else
-          // It waited too long for an answer, and calls again: this rank may have been stopped.
-          mesh_.control[r].reset();
+        // One that was not heard yet may have waited too long for an answer, because this rank was
+        // stopped: then it calls again.
+        bool may_come = !registered_[r] && channel->failure()->code() == Code::peer_lost;
+        if (!gone_since_[r]) gone_since_[r] = network_.clock().now();
+        if (!may_come || network_.clock().now() - *gone_since_[r] > kCallsAgain) left = r;
       }
-      if (left)
-        return error(Code::peer_lost, "rank %u left while the group was forming: %s%s", *left,
-                     mesh_.control[*left]->failure()->message().c_str(),
-                     // It may have waited for them in vain.
-                     absent.empty() ? "" : ("; " + rank_list(absent) + " had not come").c_str());
+      if (left) return left_early(*mesh_.control[*left], absent);
       if (absent.empty()) break;
       if (!turn()) return differs ? *differs : late(rank_list(absent) + " did not come");
     }
@@ -276,9 +277,7 @@ class Joiner {
                        static_cast<unsigned>(frame->type));
         return std::move(*frame);
       }
-      if (root.failure())
-        return error(Code::peer_lost, "rank 0 left while the group was forming: %s",
-                     root.failure()->message().c_str());
+      if (root.failure()) return left_early(root, {});
       // Rank 0 has the same deadline, and can say who is missing.
       if (!turn(kGrace)) return late(waiting_for);
     }
@@ -336,11 +335,24 @@ class Joiner {
     return {};
   }
 
+  // It may have waited in vain for others, or for this rank.
+  Error left_early(const ControlChannel& channel, const std::vector<uint32_t>& absent) const {
+    // What this process may not have more of is nobody else's fault.
+    if (channel.failure()->code() == Code::io)
+      return error(Code::io, "rank %u: %s", options_.rank.index,
+                   channel.failure()->message().c_str());
+    std::string words = text("rank %u left while the group was forming: %s", channel.peer().index,
+                             channel.failure()->message().c_str());
+    if (!absent.empty()) words += "; " + rank_list(absent) + " had not come";
+    if (suspended_.count > 0)
+      words += text("; rank %u did not run for %s", options_.rank.index,
+                    format_duration(suspended_).c_str());
+    return {Code::peer_lost, std::move(words)};
+  }
+
   Result<void> others_are_here() const {
     for (const auto& channel : mesh_.control)
-      if (channel && channel->failure())
-        return error(Code::peer_lost, "rank %u left while the group was forming: %s",
-                     channel->peer().index, channel->failure()->message().c_str());
+      if (channel && channel->failure()) return left_early(*channel, {});
     return {};
   }
 
@@ -401,9 +413,11 @@ class Joiner {
   net::Network& network_;
   Nanos deadline_;
   Nanos last_turn_;
+  Nanos suspended_{0};
   std::string machine_;
   std::vector<std::string> machines_;  // by rank
   std::vector<bool> registered_;       // rank 0, by rank: it has said where it listens
+  std::vector<std::optional<Nanos>> gone_since_;
   Mesh mesh_;
   rendezvous::Written written_;  // rank 0
   bool formed_ = false;          // rank 0: nobody else is let in

@@ -243,6 +243,12 @@ TEST(Control, frames_arrive_in_order_however_they_are_cut) {
     const auto* raw = reinterpret_cast<const std::byte*>(&length);
     stream.insert(stream.end(), raw, raw + 4);
     stream.push_back(static_cast<std::byte>(Control::ready));
+    std::vector<std::byte> proved(words.bytes());
+    proved.insert(proved.end(), raw, raw + 4);
+    proved.push_back(static_cast<std::byte>(Control::ready));
+    auto checksum = static_cast<uint32_t>(hash64(proved));
+    const auto* sum = reinterpret_cast<const std::byte*>(&checksum);
+    stream.insert(stream.end(), sum, sum + 4);
     stream.insert(stream.end(), words.bytes().begin(), words.bytes().end());
   }
   Rng rng(7);
@@ -265,7 +271,7 @@ TEST(Control, frames_arrive_in_order_however_they_are_cut) {
     return expected == 50;
   }));
   // The last words are kept although the connection has ended.
-  ASSERT_TRUE(send_all(two.get(), std::span(stream).first(5 + 8)));
+  ASSERT_TRUE(send_all(two.get(), std::span(stream).first(9 + 8)));
   two.reset();
   EXPECT_TRUE(turn_until(reactor, [&] { return channel.failure().has_value(); }));
   EXPECT_EQ(channel.failure()->code(), Code::peer_lost);

@@ -145,7 +145,7 @@ TEST(Strangers, cannot_use_a_proof_that_they_overheard) {
   // stranger in between would see the same bytes.
   auto [rank_end, our_end] = tcp_pair();
   std::unique_ptr<net::Socket> rank_socket = net::adopt(std::move(rank_end));
-  Handshake theirs(Handshake::Role::connector, kSecret, lane_hello(mesh, 1, 0, 1));
+  Handshake theirs(net::kernel_system(), Handshake::Role::connector, kSecret, lane_hello(mesh, 1, 0, 1));
   std::vector<std::byte> challenge(kChallenge);
   std::memcpy(challenge.data(), kMagic.data(), kMagic.size());
   send_all(our_end.get(), challenge);
@@ -172,7 +172,7 @@ TEST(Strangers, cannot_carry_a_proof_to_another_door) {
   // Rank 0 means rank 1, and its packets end up at rank 2, byte by byte.
   Fd to_two = connect_to(meshes[2]->members[2].port);
   std::unique_ptr<net::Socket> socket = net::adopt(std::move(to_two));
-  Handshake deceived(Handshake::Role::connector, kSecret, lane_hello(*meshes[1], 0, 0, 1));
+  Handshake deceived(net::kernel_system(), Handshake::Role::connector, kSecret, lane_hello(*meshes[1], 0, 0, 1));
   std::optional<Error> refused;
   ASSERT_TRUE(group.turn_until([&] {
     auto finished = deceived.advance(*socket);
@@ -190,7 +190,7 @@ TEST(Strangers, cannot_carry_a_proof_to_another_door) {
   Hello hello = lane_hello(*meshes[2], 0, 0, 1);
   hello.to = 1;
   std::unique_ptr<net::Socket> other = net::adopt(connect_to(meshes[2]->members[2].port));
-  Handshake misled(Handshake::Role::connector, kSecret, hello);
+  Handshake misled(net::kernel_system(), Handshake::Role::connector, kSecret, hello);
   ASSERT_TRUE(group.turn_until([&] { return !misled.advance(*other).ok(); }));
   EXPECT_EQ(log.count("it means rank 1 at"), 2u) << log.all();
   EXPECT_TRUE(group.sides[2].accepted.empty());
@@ -263,7 +263,7 @@ TEST(Strangers, who_are_silent_make_room_for_who_speaks) {
   // The first of all has begun its proof; a slow link carries the rest.
   std::unique_ptr<net::Socket> slow = net::adopt(connect_to(mesh.members[0].port));
   turn(3);
-  Handshake proof(Handshake::Role::connector, kSecret, lane_hello(mesh, 1, 0, 1));
+  Handshake proof(net::kernel_system(), Handshake::Role::connector, kSecret, lane_hello(mesh, 1, 0, 1));
   std::array<std::byte, kChallenge> challenge;
   iovec part{challenge.data(), challenge.size()};
   ASSERT_EQ(slow->receive(&part, 1), static_cast<ssize_t>(kChallenge));
@@ -353,7 +353,7 @@ TEST(Strangers, who_crowd_the_door_do_not_keep_a_member_waiting_for_one_call) {
   Nanos began = monotonic_clock().now();
   std::vector<Fd> unheard;
   std::unique_ptr<net::Socket> heard;
-  Handshake answer(Handshake::Role::acceptor, kSecret, Hello{});
+  Handshake answer(net::kernel_system(), Handshake::Role::acceptor, kSecret, Hello{});
   auto done = [&] { return dial.done() || monotonic_clock().now() - began > Nanos::from_seconds(5); };
   while (!done()) {
     dial.tick(monotonic_clock().now());

@@ -39,7 +39,7 @@ inline Hello hello_of(uint32_t rank, uint32_t ranks, Purpose purpose, const std:
 
 // The connector's side of the handshake on a socket that blocks; true when both proved themselves.
 inline bool prove(int fd, const std::string& secret, const Hello& hello) {
-  Handshake handshake(Handshake::Role::connector, secret, hello);
+  Handshake handshake(net::kernel_system(), Handshake::Role::connector, secret, hello);
   std::unique_ptr<net::Socket> socket = net::adopt(Fd(::dup(fd)));
   for (int turn = 0; turn < 5000; ++turn) {
     auto finished = handshake.advance(*socket);

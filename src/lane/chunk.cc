@@ -19,6 +19,7 @@ static_assert(std::endian::native == std::endian::little, "the wire format is li
 constexpr uint64_t kChunkSeed = 0x336b434877;  // "wHCk3"
 constexpr uint8_t kChunkVersion = 3;
 constexpr uint8_t kWantsReceipt = 0x80;  // in `op`
+constexpr uint8_t kAgain = 0x40;         // the same
 
 // As it stands on the wire.
 struct WireChunk {
@@ -59,7 +60,8 @@ void encode(const ChunkHeader& header, std::span<std::byte, kChunkHeaderBytes> o
   wire.length = header.length;
   wire.root = header.root;
   wire.type = header.type;
-  wire.op = static_cast<uint8_t>(header.op | (header.wants_receipt ? kWantsReceipt : 0));
+  wire.op = static_cast<uint8_t>(header.op | (header.wants_receipt ? kWantsReceipt : 0) |
+                                 (header.again ? kAgain : 0));
   wire.group = header.group;
   wire.message = header.message;
   wire.checksum = header.checksum;
@@ -88,8 +90,9 @@ Result<ChunkHeader> decode(std::span<const std::byte, kChunkHeaderBytes> bytes) 
   header.length = wire.length;
   header.root = wire.root;
   header.type = wire.type;
-  header.op = wire.op & static_cast<uint8_t>(~kWantsReceipt);
+  header.op = static_cast<uint8_t>(wire.op & ~(kWantsReceipt | kAgain));
   header.wants_receipt = (wire.op & kWantsReceipt) != 0;
+  header.again = (wire.op & kAgain) != 0;
   header.group = wire.group;
   header.message = wire.message;
   header.checksum = wire.checksum;

@@ -54,6 +54,9 @@ struct ChunkHeader {
   uint64_t first = 0;          // element offset of this chunk in its message
   uint32_t length = 0;         // payload bytes
   bool wants_receipt = false;  // its sender keeps no copy
+  // Its lane broke, and it is sent once more from where it lies. If it had arrived, what followed
+  // from it may lie there by now.
+  bool again = false;
   uint64_t message = 0;        // unique in the run
   uint64_t checksum = 0;       // XXH3-64 of the payload; 0: none was made
 };
@@ -265,9 +268,10 @@ class LaneWorkers {
     uint32_t chunk_bytes = 0;  // the largest
     std::string program;       // process: the weft program; empty: found by itself
   };
-  static Result<std::unique_ptr<LaneWorkers>> start(const Options& options, net::Reactor& reactor,
-                                                    ChunkHandler& handler, const Clock& clock,
-                                                    Lane::OnError on_error);
+  // Connections and workers are of `network`; what is told has the time of `clock`.
+  static Result<std::unique_ptr<LaneWorkers>> start(const Options& options, net::Network& network,
+                                                    net::Reactor& reactor, ChunkHandler& handler,
+                                                    const Clock& clock, Lane::OnError on_error);
   virtual ~LaneWorkers() = default;
   // Hands a connection over to the worker of lane `number`. `index` names it to the handler.
   virtual std::unique_ptr<LanePort> serve(Lane::Role role, std::unique_ptr<net::Socket> socket,

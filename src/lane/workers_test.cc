@@ -73,7 +73,7 @@ struct Crew {
     options.chunk_bytes = kChunkBytes;
     options.program = program;
     std::vector<pid_t> before = children();
-    auto started = LaneWorkers::start(options, *world, handler, monotonic_clock(),
+    auto started = LaneWorkers::start(options, net::kernel_network(), *world, handler, monotonic_clock(),
                                       [this](uint32_t lane, Error error) {
                                         EXPECT_FALSE(errors.contains(lane)) << "told twice";
                                         errors.emplace(lane, std::move(error));
@@ -216,7 +216,7 @@ TEST_P(LaneWorkersOf, have_no_memory_of_a_lane_that_was_halted) {
     options.lanes = 2;
     options.chunk_bytes = kChunkBytes;
     options.program = own_program();
-    auto workers = LaneWorkers::start(options, *world, lender, monotonic_clock(),
+    auto workers = LaneWorkers::start(options, net::kernel_network(), *world, lender, monotonic_clock(),
                                       [](uint32_t, Error error) { FAIL() << error.message(); });
     ASSERT_TRUE(workers);
     auto [one, two] = tcp_pair();
@@ -455,7 +455,7 @@ TEST(LaneWorkers, are_told_everything_in_order_though_the_rings_are_full) {
     std::vector<uint32_t> closed;
   } listener;
   auto world = new_reactor();
-  worker::Worker worker(listener, *world, 0);
+  worker::Worker worker(listener, net::kernel_network(), *world, 0);
   std::vector<pid_t> before = children();
   ASSERT_TRUE(worker.start(Kind::process, {worker::kFactsMagic, 4096, 2, 2}, own_program()));
   pid_t process = 0;
@@ -512,7 +512,8 @@ TEST(LaneWorkers, whose_program_is_not_weft_are_replaced) {
   options.kind = Kind::process;
   options.chunk_bytes = 4096;
   options.program = "/no/such/program";
-  auto none = LaneWorkers::start(options, *crew.world, crew.handler, monotonic_clock(), {});
+  auto none = LaneWorkers::start(options, net::kernel_network(), *crew.world, crew.handler,
+                                 monotonic_clock(), {});
   ASSERT_FALSE(none);
   EXPECT_THAT(none.error().message(), HasSubstr("WEFT_PROGRAM"));
 }
@@ -548,7 +549,7 @@ TEST(LaneWorkers, tell_times_in_order_on_the_clock_of_their_owner) {
   options.lanes = 2;
   options.chunk_bytes = 4096;
   std::optional<Error> failure;
-  auto workers = LaneWorkers::start(options, *world, handler, clock,
+  auto workers = LaneWorkers::start(options, net::kernel_network(), *world, handler, clock,
                                     [&](uint32_t, Error error) { failure = std::move(error); });
   ASSERT_TRUE(workers);
   auto [one, two] = tcp_pair();

@@ -12,6 +12,7 @@
 #include <sys/uio.h>
 
 #include <array>
+#include <cerrno>
 #include <deque>
 #include <functional>
 #include <memory>
@@ -62,6 +63,8 @@ class Socket {
   virtual int fd() const { return -1; }  // the kernel's number for it, if it has one
   // What carries the bytes: a socket that only changes them names the one behind it.
   virtual Socket& carrier() { return *this; }
+  // Ends the connection for both sides, while others may be using it. From any thread.
+  virtual void shut() {}
   // Where -EBADMSG was told: what was wrong with the bytes that came.
   virtual std::string problem() const { return {}; }
   // Bytes are encrypted and proved, so that nobody on the way can read or change them.
@@ -107,6 +110,39 @@ class Reactor {
   virtual void wake() = 0;
 };
 
+// Something that any thread may ring and that a reactor watches: readable until it is quiet again.
+class Bell : public Socket {
+ public:
+  virtual void ring() = 0;
+  virtual void quiet() = 0;
+  ssize_t send(const iovec*, size_t) override { return ring(), 8; }
+  ssize_t receive(const iovec*, size_t) override { return quiet(), -EAGAIN; }
+  std::string local_host() const override { return {}; }
+  std::string peer() const override { return "a bell"; }
+};
+
+// Work that goes on beside that of the one who started it. One that has not ended when this goes is
+// left behind: what it uses must belong to it.
+class Task {
+ public:
+  virtual ~Task() = default;
+  virtual std::string name() const = 0;  // "thread 1234"
+  // Waits until it has ended, and not for ever. False if it has not.
+  virtual bool finish(Nanos patience) = 0;
+};
+
+// What a process has besides connections: others that work for it, and chance.
+class System {
+ public:
+  virtual ~System() = default;
+  virtual Result<std::unique_ptr<Bell>> bell() = 0;
+  virtual Result<std::unique_ptr<Task>> start(std::function<void()> body) = 0;
+  // Numbers that nobody can guess.
+  virtual Result<void> random(std::span<std::byte> out) = 0;
+};
+System& kernel_system();
+std::unique_ptr<Bell> adopt_bell(Fd eventfd);
+
 // What a rank can reach, and what time it is there.
 class Network {
  public:
@@ -120,6 +156,7 @@ class Network {
   virtual const Clock& clock() const = 0;
   // Ranks that say the same word can share memory; empty: nobody can.
   virtual std::string machine() const = 0;
+  virtual System& system() { return kernel_system(); }
 };
 // The kernel's.
 Network& kernel_network();
@@ -176,8 +213,8 @@ Result<std::string> address_of_interface(const std::string& interface, const std
 // ---- the simulated network ---------------------------------------------------------------
 //
 // A group of ranks in one thread, under a seed: every rank is a function with a stack of its own
-// that runs until it waits in Reactor::run_once(), the only place where anybody waits. Time is
-// virtual and goes on to the next thing that happens. Connections keep their bytes in order, cut
+// that runs until it waits in Reactor::run_once(), or for the end of a task. A rank's tasks are
+// functions with stacks of their own too: any two of them may take turns at any wait. Time is virtual and goes on to the next thing that happens. Connections keep their bytes in order, cut
 // anywhere and delayed by chance, so different connections overtake each other. The same seed and
 // faults give the same course of events. Ranks share no memory here.
 
@@ -197,6 +234,10 @@ struct Fault {
     corrupt,     // one bit of byte `at` of `connection` flips
     death,       // `rank` ends at its `at`-th wait, and the kernel closes its connections
     power_loss,  // the same, but nobody is told
+    task_stop,   // tasks of `rank` do not run
+    task_end,    // a task of `rank` ends at its `at`-th wait, without a word
+    refusal,     // the `at`-th thing that `rank` asks of its system is refused: a connection or a
+                 // place for one, a reactor or a place in it, a bell, a task, chance
   };
   Kind kind = Kind::spike;
   uint32_t rank = 0;
@@ -247,6 +288,8 @@ class World {
   void doom(Rank rank, uint64_t waits, bool silently);
   // When it did, by its own clock.
   std::optional<Nanos> died(Rank rank) const;
+  // Whether its system refused it something.
+  bool refused(Rank rank) const;
   // Who called and who was called, if there was such a connection.
   std::optional<std::pair<Rank, Rank>> ends_of(uint64_t connection) const;
   // A number for all that happened, and the last of it in words if they were kept.

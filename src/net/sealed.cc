@@ -163,10 +163,11 @@ class SealedSocket final : public Socket {
         ssize_t got = read_more(drained);
         if (got > 0) continue;
         if (given > 0) break;  // the end, or the error, comes again
+        // Whoever sent it was ended in the middle of a word, or cut off: it is broken, not ended.
         if (got == 0 && end_ > begin_) {
           problem_ = text("the connection ended inside record %llu: it was cut off on the way",
                           static_cast<unsigned long long>(in_.count()));
-          return -EBADMSG;
+          return -ECONNRESET;
         }
         return got;
       }
@@ -195,6 +196,7 @@ class SealedSocket final : public Socket {
   std::optional<TcpInfo> tcp_info() const override { return inner_->tcp_info(); }
   int fd() const override { return inner_->fd(); }
   Socket& carrier() override { return inner_->carrier(); }
+  void shut() override { inner_->shut(); }
   bool inside_machine() const override { return inner_->inside_machine(); }
 
  private:

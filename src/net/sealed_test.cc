@@ -168,7 +168,7 @@ Heard hear(const std::vector<Blob>& records, const Seal& with = keys(false)) {
     if (out.outcome == -EAGAIN) pause_ms(1);
   }
   out.problem = receiver->problem();
-  EXPECT_EQ(out.problem.empty(), out.outcome != -EBADMSG);
+  EXPECT_EQ(out.problem.empty(), out.outcome != -EBADMSG && out.outcome != -ECONNRESET);
   return out;
 }
 
@@ -191,7 +191,8 @@ TEST(Sealed, any_byte_that_was_changed_ends_it_and_is_never_given_out) {
       std::vector<Blob> bad = good;
       bad[record][at] ^= std::byte{0x10};
       Heard heard = hear(bad);
-      EXPECT_EQ(heard.outcome, -EBADMSG);
+      // A length that was changed may say that more is to come.
+      EXPECT_TRUE(heard.outcome == -EBADMSG || (at < 4 && heard.outcome == -ECONNRESET));
       std::string before;
       for (size_t i = 0; i < record; ++i) before += kWords[i];
       EXPECT_EQ(heard.words, before);
@@ -212,7 +213,8 @@ TEST(Sealed, one_that_is_cut_off_inside_a_record_is_not_an_end) {
   std::vector<Blob> good = overhear(kWords);
   for (size_t size = 1; size < good[1].size(); ++size) {
     Heard heard = hear({good[0], Blob(good[1].begin(), good[1].begin() + ptrdiff_t(size))});
-    EXPECT_EQ(heard.outcome, -EBADMSG);
+    EXPECT_EQ(heard.words, kWords[0]);
+    EXPECT_EQ(heard.outcome, -ECONNRESET);
     EXPECT_THAT(heard.problem, HasSubstr("ended inside record 1"));
   }
   EXPECT_EQ(hear({good[0]}).outcome, 0) << "between two, its user knows whether that may be";

@@ -113,6 +113,7 @@ class TcpSocket final : public Socket {
     return info;
   }
   int fd() const override { return fd_.get(); }
+  void shut() override { ::shutdown(fd_.get(), SHUT_RDWR); }
   bool inside_machine() const override {
     Address other = other_end();
     return other.size > 0 && host_of(other) == local_host();

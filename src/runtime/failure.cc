@@ -37,6 +37,7 @@ void Group::Impl::suspect(Rank peer, Error error) {
     if (code == Code::corrupt)
       words = text("the link from %s to %s: %s", describe(peer).c_str(),
                    describe(mesh.rank).c_str(), words.c_str());
+    if (code == Code::io) words = describe(peer) + ": " + words;  // what it lacks itself
     fail(Error(code, words), peer);
     return;
   }

@@ -27,6 +27,7 @@ struct Played {
   sim::Outcome outcome;
   std::vector<Report> reports;
   std::vector<std::optional<Nanos>> died;
+  std::vector<bool> refused;  // by rank: its system did not give it something
   std::vector<std::optional<std::pair<Rank, Rank>>> ends;  // by fault: of its connection
   uint64_t course = 0;
   std::string lines;
@@ -377,7 +378,10 @@ inline Played play(const Scene& scene, bool keep_lines = false) {
   for (uint32_t rank = 0; rank < scene.ranks; ++rank)
     bodies.emplace_back([&, rank] { Player(scene, world, rank, played.reports[rank]).play(); });
   played.outcome = world.run(std::move(bodies));
-  for (uint32_t rank = 0; rank < scene.ranks; ++rank) played.died.push_back(world.died({rank}));
+  for (uint32_t rank = 0; rank < scene.ranks; ++rank) {
+    played.died.push_back(world.died({rank}));
+    played.refused.push_back(world.refused({rank}));
+  }
   for (const Fault& fault : scene.world.faults)
     played.ends.push_back(world.ends_of(fault.connection));
   played.course = world.course();

@@ -188,6 +188,30 @@ inline void add_trouble(Rng& rng, Scene& scene) {
   }
 }
 
+// Lanes that others serve, who stand still or end now and then.
+inline void add_workers(Rng& rng, Scene& scene) {
+  scene.plan.lane_workers = 2 + static_cast<uint32_t>(rng.below(2));
+  scene.plan.lanes = std::max(scene.plan.lanes, scene.plan.lane_workers);
+  if (rng.below(3) != 0) return;
+  Fault fault;
+  fault.kind = rng.below(2) == 0 ? Fault::Kind::task_stop : Fault::Kind::task_end;
+  fault.rank = static_cast<uint32_t>(rng.below(scene.ranks));
+  fault.from = Nanos::from_micros(static_cast<double>(rng.below(uint64_t{1} << rng.below(18))));
+  if (rng.below(2) == 0)
+    fault.until = fault.from + Nanos::from_millis(static_cast<double>(rng.below(8000)));
+  fault.at = 1 + rng.below(uint64_t{1} << rng.below(9));
+  scene.world.faults.push_back(fault);
+}
+
+// The system of one rank refuses it something, once.
+inline void add_refusal(Rng& rng, Scene& scene) {
+  Fault fault;
+  fault.kind = Fault::Kind::refusal;
+  fault.rank = static_cast<uint32_t>(rng.below(scene.ranks));
+  fault.at = 1 + rng.below(uint64_t{1} << rng.below(7));
+  scene.world.faults.push_back(fault);
+}
+
 inline Scene scene_of(uint64_t seed) {
   Rng rng(seed);
   Scene scene;
@@ -221,6 +245,8 @@ inline Scene scene_of(uint64_t seed) {
     scene.world.faults.push_back(sim::random_fault(rng, scene.ranks, Nanos::from_seconds(2),
                                                    connections, uint64_t{1} << 20));
   if (rng.below(3) == 0) add_trouble(rng, scene);
+  if (rng.below(3) == 0) add_workers(rng, scene);
+  if (rng.below(8) == 0) add_refusal(rng, scene);
   for (uint32_t rank = 0; rank < scene.ranks; ++rank)
     scene.thinks.push_back(Nanos::from_millis(static_cast<double>(rng.below(300))));
   return scene;

@@ -53,7 +53,10 @@ inline Judgement judge(const Scene& scene, const Played& played) {
     Nanos lasts = fault.until == sim::kForever ? sim::kForever : fault.until - fault.from;
     switch (fault.kind) {
       case Fault::Kind::spike:
-      case Fault::Kind::slow: break;
+      case Fault::Kind::slow:
+      case Fault::Kind::task_stop:  // lanes are opened again without the worker
+      case Fault::Kind::task_end:
+      case Fault::Kind::refusal: break;  // by who was refused something, below
       case Fault::Kind::partition:
         // Who cannot be reached for longer than words are waited for is gone without any.
         for (uint32_t rank = 0; rank < scene.ranks && lasts > kLastWords; ++rank) {
@@ -73,6 +76,8 @@ inline Judgement judge(const Scene& scene, const Played& played) {
         bool together = common_until > common_from && fault.from <= common_from &&
                         fault.until >= common_until && lasts != sim::kForever;
         if (lasts > kTakesTime) out.clean_losses = false;
+        // Only rank 0 knows who is missing while a group forms: others miss its word.
+        if (lasts > kLastWords && fault.rank == 0) touches(0);
         if ((together ? lasts - (common_until - common_from) : lasts) <= kNotMissed) break;
         out.harmless = out.clean_losses = false;
         touches(fault.rank);
@@ -97,7 +102,8 @@ inline Judgement judge(const Scene& scene, const Played& played) {
     if (fault.kind == Fault::Kind::power_loss) out.clean_losses = false;
   }
   for (uint32_t rank = 0; rank < scene.ranks; ++rank) {
-    if (!played.died[rank]) continue;
+    if (played.refused[rank]) out.clean_losses = false;
+    if (!played.died[rank] && !played.refused[rank]) continue;
     out.harmless = false;
     touches(rank);
   }
@@ -200,6 +206,8 @@ class Verdict {
     if (formed && !chapter.culprit) return "blames nobody: ";
     if (formed && !suspects.contains(*chapter.culprit))
       return text("blames rank %u: ", *chapter.culprit);
+    // What it lacks is its own: it needs no name for itself.
+    if (played_.refused[rank] && chapter.error->code() == Code::io) return {};
     if (index == 0 && !names(chapter.error->message(), suspects)) return "names nobody: ";
     return {};
   }

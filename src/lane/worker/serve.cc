@@ -26,8 +26,8 @@ Nanos thread_time() {
 
 class Server final : public ChunkHandler, net::Reactor::Handler {
  public:
-  Server(std::byte* base, Connections& connections, Bell& bell_in, Bell& bell_out,
-         std::unique_ptr<net::Reactor> reactor)
+  Server(std::byte* base, Connections& connections, net::Bell& bell_in, net::Bell& bell_out,
+         std::unique_ptr<net::Reactor> reactor, const Clock& clock)
       : head_(*reinterpret_cast<Head*>(base)),
         facts_(head_.facts),
         buffers_(base + buffers_at()),
@@ -36,7 +36,8 @@ class Server final : public ChunkHandler, net::Reactor::Handler {
         events_(head_.events),
         bell_in_(bell_in),
         bell_out_(bell_out),
-        reactor_(std::move(reactor)) {
+        reactor_(std::move(reactor)),
+        clock_(clock) {
     for (uint32_t i = 0; i < facts_.receive_buffers; ++i) free_.push_back(facts_.send_buffers + i);
   }
   Result<void> begin() { return reactor_->add(bell_in_, EPOLLIN, this); }
@@ -56,7 +57,7 @@ class Server final : public ChunkHandler, net::Reactor::Handler {
       if (!take_commands()) return;
       send_all();
       flush_events();
-      Nanos now = monotonic_clock().now();
+      Nanos now = clock_.now();
       if (now < next_account) continue;
       next_account = now + Nanos::from_millis(20);
       head_.processor_ns.store(thread_time().count, std::memory_order_relaxed);
@@ -122,7 +123,7 @@ class Server final : public ChunkHandler, net::Reactor::Handler {
     places_[command.lane] = {};
     auto lane =
         std::make_unique<Lane>(command.role, *reactor_, std::move(*socket), nullptr, command.lane,
-                               *this, monotonic_clock(), command.unsent_limit,
+                               *this, clock_, command.unsent_limit,
                                [this](uint32_t index, Error error) { broke(index, error); });
     lane->keep_no_copies();
     lanes_[command.lane] = std::move(lane);
@@ -226,9 +227,10 @@ class Server final : public ChunkHandler, net::Reactor::Handler {
   Connections& connections_;
   RingReader commands_;
   RingWriter events_;
-  Bell& bell_in_;
-  Bell& bell_out_;
+  net::Bell& bell_in_;
+  net::Bell& bell_out_;
   std::unique_ptr<net::Reactor> reactor_;
+  const Clock& clock_;
   std::map<uint32_t, std::unique_ptr<Lane>> lanes_;  // by their numbers, each used once
   std::map<uint32_t, Place> places_;
   std::vector<uint32_t> free_;
@@ -295,23 +297,6 @@ class SentConnections final : public Connections {
 
 }  // namespace
 
-ssize_t Bell::send(const iovec*, size_t) {
-  ring();
-  return 8;
-}
-ssize_t Bell::receive(const iovec*, size_t) {
-  quiet();
-  return -EAGAIN;
-}
-void Bell::ring() {
-  uint64_t one = 1;
-  [[maybe_unused]] ssize_t put = ::write(fd_.get(), &one, sizeof one);
-}
-void Bell::quiet() {
-  uint64_t ignored;
-  [[maybe_unused]] ssize_t got = ::read(fd_.get(), &ignored, sizeof ignored);
-}
-
 void GivenConnections::give(uint32_t lane, std::unique_ptr<net::Socket> socket) {
   std::lock_guard lock(mutex_);
   given_[lane] = std::move(socket);
@@ -321,7 +306,7 @@ Result<std::unique_ptr<net::Socket>> GivenConnections::take(uint32_t lane) {
   std::lock_guard lock(mutex_);
   auto found = given_.extract(lane);
   if (found.empty()) return error(Code::io, "the connection was not given to the worker");
-  served_[lane] = found.mapped()->fd();
+  served_[lane] = found.mapped().get();
   return std::move(found.mapped());
 }
 
@@ -333,18 +318,19 @@ void GivenConnections::closes(uint32_t lane) {
 bool GivenConnections::shut_all() {
   std::unique_lock lock(mutex_, std::try_to_lock);
   if (!lock) return false;
-  for (const auto& [lane, fd] : served_) ::shutdown(fd, SHUT_RDWR);
+  for (const auto& [lane, socket] : served_) socket->shut();
   given_.clear();
   return true;
 }
 
-void serve(std::byte* base, Connections& connections, Bell& bell_in, Bell& bell_out) {
-  auto reactor = net::kernel_network().reactor();
+void serve(std::byte* base, Connections& connections, net::Bell& bell_in, net::Bell& bell_out,
+           net::Network& network) {
+  auto reactor = network.reactor();
   if (!reactor) {
     WEFT_LOG(lane, error, "a lane worker cannot begin: %s", reactor.error().message().c_str());
     return;
   }
-  Server server(base, connections, bell_in, bell_out, std::move(*reactor));
+  Server server(base, connections, bell_in, bell_out, std::move(*reactor), network.clock());
   if (auto begun = server.begin(); !begun) {
     WEFT_LOG(lane, error, "a lane worker cannot begin: %s", begun.error().message().c_str());
     return;
@@ -358,7 +344,7 @@ namespace weft::lane {
 
 int run_lane_worker(int memory, int channel, int bell_in, int bell_out) {
   Fd file(memory), wire(channel);
-  worker::Bell in{Fd(bell_in)}, out{Fd(bell_out)};
+  auto in = net::adopt_bell(Fd(bell_in)), out = net::adopt_bell(Fd(bell_out));
   struct stat facts {};
   if (::fstat(file.get(), &facts) != 0 || facts.st_size < static_cast<off_t>(worker::buffers_at()))
     return 2;
@@ -368,7 +354,8 @@ int run_lane_worker(int memory, int channel, int bell_in, int bell_out) {
   auto* head = static_cast<worker::Head*>(place);
   if (head->facts.magic != worker::kFactsMagic || worker::memory_size(head->facts) > size) return 2;
   worker::SentConnections connections(wire.get());
-  worker::serve(static_cast<std::byte*>(place), connections, in, out);
+  worker::serve(static_cast<std::byte*>(place), connections, *in, *out,
+                net::kernel_network());
   return 0;
 }
 

@@ -128,23 +128,6 @@ struct Handover {
   net::Seal seal;
 };
 
-// An eventfd as something that a reactor can watch.
-class Bell final : public net::Socket {
- public:
-  explicit Bell(Fd fd) : fd_(std::move(fd)), kept_(fd_.get()) {}
-  ssize_t send(const iovec* parts, size_t count) override;
-  ssize_t receive(const iovec* parts, size_t count) override;
-  std::string local_host() const override { return {}; }
-  std::string peer() const override { return "a bell"; }
-  int fd() const override { return fd_.get(); }
-  void ring();
-  void quiet();
-
- private:
-  Fd fd_;
-  net::KeptFromChildren kept_;
-};
-
 // Where a worker finds the connections that it is told to serve.
 class Connections {
  public:
@@ -173,11 +156,13 @@ class GivenConnections final : public Connections {
  private:
   std::mutex mutex_;
   std::map<uint32_t, std::unique_ptr<net::Socket>> given_;
-  std::map<uint32_t, int> served_;  // descriptors
+  std::map<uint32_t, net::Socket*> served_;
   std::atomic<bool> ended_{false};
 };
 
-// Serves until `connections` have ended. The memory is mapped at `base`.
-void serve(std::byte* base, Connections& connections, Bell& bell_in, Bell& bell_out);
+// Serves until `connections` have ended. The memory is mapped at `base`; the connections are of
+// `network`.
+void serve(std::byte* base, Connections& connections, net::Bell& bell_in, net::Bell& bell_out,
+           net::Network& network);
 
 }  // namespace weft::lane::worker

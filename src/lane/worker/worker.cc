@@ -3,7 +3,6 @@
 #include <fcntl.h>
 #include <spawn.h>
 #include <sys/epoll.h>
-#include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -21,8 +20,10 @@ namespace {
 constexpr const char* kVerb = "lane-worker";
 // A worker turns at least every kLongestSleep, however little there is to do.
 constexpr Nanos kStandsStill = Nanos::from_seconds(5);
-constexpr Nanos kDoesNotStart = Nanos::from_seconds(20);
-constexpr int kEndsWithinMs = 2000;
+// An auxiliary process has to be loaded first. Less than a lane may take to open (12 s), so that there
+// is time to open it again.
+constexpr Nanos kDoesNotStart = Nanos::from_seconds(8);
+constexpr Nanos kEndsWithin = Nanos::from_seconds(2);
 
 }  // namespace
 
@@ -33,7 +34,8 @@ Worker::Side::~Side() {
 std::string Worker::name() const {
   if (kind_ == LaneWorkers::Kind::process)
     return text("lane worker %u (process %d) of this rank", number_, static_cast<int>(process_));
-  return text("lane worker %u (thread %d) of this rank", number_, side_->thread.load());
+  return text("lane worker %u (%s) of this rank", number_,
+              task_ ? task_->name().c_str() : "not started");
 }
 
 Result<void> Worker::start(LaneWorkers::Kind kind, const Facts& facts, const std::string& program) {
@@ -54,12 +56,12 @@ Result<void> Worker::start(LaneWorkers::Kind kind, const Facts& facts, const std
   commands_.emplace(head->commands);
   events_.emplace(head->events);
   for (uint32_t i = 0; i < facts.send_buffers; ++i) free_.push_back(i);
-  Fd in(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)), out(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  if (!in || !out) return io_error(errno, "cannot make the bells of a lane worker");
-  side.bell_in = std::make_unique<Bell>(std::move(in));
-  side.bell_out = std::make_unique<Bell>(std::move(out));
+  WEFT_ASSIGN(side.bell_in, network_.system().bell());
+  WEFT_ASSIGN(side.bell_out, network_.system().bell());
   if (kind == LaneWorkers::Kind::thread) {
-    WEFT_TRY(start_thread());
+    WEFT_ASSIGN(task_, network_.system().start([own = side_, &network = network_] {
+      serve(own->base, own->connections, *own->bell_in, *own->bell_out, network);
+    }));
   } else {
     int pair[2];
     if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, pair) != 0)
@@ -71,31 +73,12 @@ Result<void> Worker::start(LaneWorkers::Kind kind, const Facts& facts, const std
     if (!watched) return io_error(errno, "cannot watch the channel to a lane worker");
     WEFT_TRY(spawn(program));
     other_end_.reset();
-    channel_watch_ = std::make_unique<Bell>(std::move(watched));
+    channel_watch_ = net::adopt_bell(std::move(watched));
     WEFT_TRY(reactor_.add(*channel_watch_, 0, &end_));  // EPOLLHUP needs no asking
   }
   WEFT_TRY(reactor_.add(*side.bell_out, EPOLLIN, this));
   registered_ = true;
   return {};
-}
-
-Result<void> Worker::start_thread() {
-  // It must not take the signals of the program.
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  Result<void> started;
-  try {
-    thread_ = std::thread([side = side_] {
-      side->thread = ::gettid();
-      serve(side->base, side->connections, *side->bell_in, *side->bell_out);
-      side->finished = true;
-    });
-  } catch (const std::system_error& failure) {
-    started = io_error(failure.code().value(), "cannot start a thread for lanes");
-  }
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  return started;
 }
 
 Result<void> Worker::spawn(const std::string& program) {
@@ -134,15 +117,9 @@ Worker::~Worker() {
   side_->connections.end();
   if (side_->bell_in) side_->bell_in->ring();
   if (process_ > 0) end_process();
-  if (!thread_.joinable()) return;
-  for (int i = 0; i < kEndsWithinMs && !side_->finished; ++i) ::usleep(1000);
-  if (side_->finished) {
-    thread_.join();
-    return;
-  }
-  // What it uses is its own, so nobody has to wait for it.
-  WEFT_LOG(lane, warn, "%s does not end; it is left behind", name().c_str());
-  thread_.detach();
+  // What it uses is its own, so nobody has to wait for it for ever.
+  if (task_ && !task_->finish(kEndsWithin))
+    WEFT_LOG(lane, warn, "%s does not end; it is left behind", name().c_str());
 }
 
 void Worker::end_process() {

@@ -5,7 +5,6 @@
 #include <deque>
 #include <map>
 #include <set>
-#include <thread>
 
 #include "worker/shared.h"
 
@@ -22,8 +21,8 @@ class Worker final : public net::Reactor::Handler {
     virtual void gone(Worker& worker, const Error& why) = 0;
   };
 
-  Worker(Listener& listener, net::Reactor& reactor, uint32_t number)
-      : listener_(listener), reactor_(reactor), number_(number) {}
+  Worker(Listener& listener, net::Network& network, net::Reactor& reactor, uint32_t number)
+      : listener_(listener), network_(network), reactor_(reactor), number_(number) {}
   ~Worker() override;
   Result<void> start(LaneWorkers::Kind kind, const Facts& facts, const std::string& program);
   void on_events(uint32_t) override;
@@ -57,10 +56,8 @@ class Worker final : public net::Reactor::Handler {
     Fd memory;
     std::byte* base = nullptr;
     size_t size = 0;
-    std::unique_ptr<Bell> bell_in, bell_out;
+    std::unique_ptr<net::Bell> bell_in, bell_out;
     GivenConnections connections;
-    std::atomic<int> thread{0};  // the kernel's number
-    std::atomic<bool> finished{false};
   };
   // A process that ends closes its side of the channel.
   struct End final : net::Reactor::Handler {
@@ -70,7 +67,6 @@ class Worker final : public net::Reactor::Handler {
   };
 
   Head& head() const { return *reinterpret_cast<Head*>(side_->base); }
-  Result<void> start_thread();
   Result<void> spawn(const std::string& program);
   bool makes_sense(const Message& event) const;
   void pass_on();
@@ -79,6 +75,7 @@ class Worker final : public net::Reactor::Handler {
   void end_process();
 
   Listener& listener_;
+  net::Network& network_;
   net::Reactor& reactor_;
   const uint32_t number_;
   LaneWorkers::Kind kind_ = LaneWorkers::Kind::thread;
@@ -94,7 +91,7 @@ class Worker final : public net::Reactor::Handler {
   std::optional<net::KeptFromChildren> channel_kept_;
   std::unique_ptr<net::Socket> channel_watch_;
   End end_{*this};
-  std::thread thread_;
+  std::unique_ptr<net::Task> task_;
   pid_t process_ = 0;
   bool dead_ = false;
   bool registered_ = false;

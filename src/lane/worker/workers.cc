@@ -108,9 +108,10 @@ class ServedLane final : public LanePort {
 
 class Workers final : public LaneWorkers, public Worker::Listener {
  public:
-  Workers(const Options& options, net::Reactor& reactor_in, ChunkHandler& handler_in,
-          const Clock& clock_in, Lane::OnError on_error_in)
-      : reactor(reactor_in),
+  Workers(const Options& options, net::Network& network_in, net::Reactor& reactor_in,
+          ChunkHandler& handler_in, const Clock& clock_in, Lane::OnError on_error_in)
+      : network(network_in),
+        reactor(reactor_in),
         handler(handler_in),
         clock(clock_in),
         on_error(std::move(on_error_in)),
@@ -124,7 +125,7 @@ class Workers final : public LaneWorkers, public Worker::Listener {
     facts.receive_buffers = 4 * options_.lanes + 4;
     std::string program = options_.program.empty() ? find_program() : options_.program;
     for (uint32_t i = 0; i < options_.count; ++i) {
-      workers_.push_back(std::make_unique<Worker>(*this, reactor, i));
+      workers_.push_back(std::make_unique<Worker>(*this, network, reactor, i));
       WEFT_TRY(workers_.back()->start(options_.kind, facts, program));
     }
     return {};
@@ -135,8 +136,8 @@ class Workers final : public LaneWorkers, public Worker::Listener {
     // A worker that is gone leaves its lanes to the others, and the last one to this thread.
     Worker* worker = workers_[number % workers_.size()].get();
     for (size_t i = 0; worker->dead() && i < workers_.size(); ++i) worker = workers_[i].get();
-    // What no kernel knows only this thread's reactor can watch.
-    if (worker->dead() || socket->fd() < 0)
+    // A connection that has no descriptor cannot be sent to another process.
+    if (worker->dead() || (options_.kind == Kind::process && socket->fd() < 0))
       return std::make_unique<Lane>(role, reactor, std::move(socket), nullptr, index, handler,
                                     clock, unsent_limit, on_error);
     uint32_t fresh = next_number_++;
@@ -159,6 +160,7 @@ class Workers final : public LaneWorkers, public Worker::Listener {
 
   void forget(uint32_t number) { lanes_.erase(number); }
 
+  net::Network& network;
   net::Reactor& reactor;
   ChunkHandler& handler;
   const Clock& clock;
@@ -263,7 +265,7 @@ bool ServedLane::send_one() {
 
 // One difference for both: what passes between two looks at the clocks is not part of the chunk.
 Moment ServedLane::on_clock_of_owner(const Message& event) const {
-  Nanos ahead = owner_.clock.now() - monotonic_clock().now();
+  Nanos ahead = owner_.clock.now() - owner_.network.clock().now();
   return {Nanos{event.first} + ahead, Nanos{event.last} + ahead};
 }
 
@@ -385,10 +387,12 @@ std::vector<LanePort::Unsettled> ServedLane::take_unsettled() {
 }  // namespace
 
 Result<std::unique_ptr<LaneWorkers>> LaneWorkers::start(const Options& options,
+                                                        net::Network& network,
                                                         net::Reactor& reactor,
                                                         ChunkHandler& handler, const Clock& clock,
                                                         Lane::OnError on_error) {
-  auto workers = std::make_unique<Workers>(options, reactor, handler, clock, std::move(on_error));
+  auto workers = std::make_unique<Workers>(options, network, reactor, handler, clock,
+                                           std::move(on_error));
   WEFT_TRY(workers->start());
   return std::unique_ptr<LaneWorkers>(std::move(workers));
 }

@@ -1,8 +1,10 @@
 #include "sim/fiber.h"
 
+#include <cxxabi.h>
 #include <sys/mman.h>
 
 #include <cstdint>
+#include <utility>
 
 #include "weft/base.h"
 
@@ -94,12 +96,15 @@ void Fiber::leave_for_good() {
 
 void Fiber::resume() {
   WEFT_CHECK(!finished_);
+  // Exceptions that are on their way are counted by thread, and belong to a stack.
+  std::swap(exceptions_, *reinterpret_cast<Exceptions*>(abi::__cxa_get_globals()));
 #if defined(WEFT_TSAN)
   outside_thread_ = __tsan_get_current_fiber();
 #endif
   leaving(&outside_fake_, stack_ + kGuard, kStack, inside_thread_);
   ::swapcontext(&outside_, &inside_);
   arrived(outside_fake_, nullptr, nullptr);
+  std::swap(exceptions_, *reinterpret_cast<Exceptions*>(abi::__cxa_get_globals()));
 }
 
 void Fiber::yield() {

@@ -23,7 +23,14 @@ class Fiber {
   static void enter(unsigned high, unsigned low);
   void leave_for_good();
 
+  // As the C++ runtime keeps them: those that are caught, and how many are not yet.
+  struct Exceptions {
+    void* caught = nullptr;
+    unsigned uncaught = 0;
+  };
+
   std::function<void()> body_;
+  Exceptions exceptions_;
   bool finished_ = false;
   std::byte* stack_ = nullptr;  // with a page in front that may not be touched
   ucontext_t inside_{};

@@ -34,7 +34,9 @@ Wire::Wire(const Options& options)
       used_(options.faults.size(), false) {
   // A rank that was stopped can run again.
   for (const Fault& fault : options_.faults)
-    if (fault.kind == Fault::Kind::stop && fault.until != kForever) after(fault.until, [] {});
+    if ((fault.kind == Fault::Kind::stop || fault.kind == Fault::Kind::task_stop) &&
+        fault.until != kForever)
+      after(fault.until, [] {});
 }
 
 // ---- time --------------------------------------------------------------------------------

@@ -20,8 +20,10 @@ struct Gone {};  // unwinds a rank that does not notice that it is dead
 
 }  // namespace
 
-class SimSocket : public Socket {
+// What a reactor of the simulation can watch.
+class Source {
  public:
+  virtual ~Source() = default;
   virtual uint32_t events() const = 0;
 };
 
@@ -29,51 +31,84 @@ class SimReactor;
 
 class World::Impl {
  public:
-  explicit Impl(Options options)
-      : options_(std::move(options)), wire_(options_), places_(options_.ranks) {}
+  explicit Impl(Options options) : options_(std::move(options)), wire_(options_) {
+    for (uint32_t rank = 0; rank < options_.ranks; ++rank) add_place(rank);
+    waits_.resize(options_.ranks);
+    ahead_.resize(options_.ranks);
+    asked_.resize(options_.ranks);
+    refused_.resize(options_.ranks);
+  }
 
+  // A stack of its own: a rank's, and behind those of all ranks, one for each task.
   struct Place {
+    uint32_t rank = 0;
+    bool task = false;
     uint64_t waits = 0;
     uint64_t waits_after_death = 0;
-    Nanos ahead{0};  // a dead rank's clock runs away
+    bool ends = false;  // it is told to, by force
     std::unique_ptr<Fiber> fiber;
+    // What it waits for, if it does: events, or the end of a task.
     SimReactor* waiting = nullptr;
+    const Place* awaited = nullptr;
     Nanos deadline{0};
     bool delayed = false;
     Nanos not_before{0};
   };
 
   // A rank waits. False if it is dead.
-  bool wait(uint32_t rank, SimReactor& reactor, Nanos timeout);
+  bool wait(uint32_t rank, SimReactor& reactor, Nanos timeout) {
+    return sleep(rank, &reactor, nullptr, timeout);
+  }
+  Place& start_task(uint32_t rank, std::function<void()> body);
+  bool finish(Place& task, Nanos patience);
   Outcome run(std::vector<std::function<void()>> bodies);
-  Nanos now(uint32_t rank) const { return wire_.now() + places_[rank].ahead; }
+  Nanos now(uint32_t rank) const { return wire_.now() + ahead_[rank]; }
   bool alive(uint32_t rank) const { return wire_.alive(rank); }
   void doom(uint32_t rank, uint64_t waits, bool silently) {
     Fault fault;
     fault.kind = silently ? Fault::Kind::power_loss : Fault::Kind::death;
     fault.rank = rank;
-    fault.at = places_[rank].waits + waits;
+    fault.at = waits_[rank] + waits;
     options_.faults.push_back(fault);
   }
+  // A rank asks its system for something. False if it does not get it.
+  bool may_have(uint32_t rank) {
+    uint64_t number = ++asked_[rank];
+    for (const Fault& fault : options_.faults) {
+      if (fault.kind != Fault::Kind::refusal || fault.rank != rank || fault.at != number) continue;
+      refused_[rank] = true;
+      wire_.note("refuses", rank, number);
+      return false;
+    }
+    return true;
+  }
+  bool refused(uint32_t rank) const { return refused_[rank]; }
   Wire& wire() { return wire_; }
   const Options& options() const { return options_; }
   std::vector<std::unique_ptr<Network>> networks;  // by rank
 
  private:
-  bool is_ready(uint32_t rank);
-  bool stopped_for_ever(uint32_t rank) const;
-  void resume(uint32_t rank);
+  Place& add_place(uint32_t rank);
+  void prepare(Place& place, std::function<void()> body);
+  bool sleep(uint32_t rank, SimReactor* reactor, const Place* awaited, Nanos timeout);
+  bool is_ready(Place& place);
+  bool stopped(const Place& place, bool for_ever) const;
+  void resume(Place& place);
   void end(const char* why, Outcome& outcome);
 
   Options options_;
   Wire wire_;
-  std::vector<Place> places_;
-  std::optional<uint32_t> current_;
+  std::vector<std::unique_ptr<Place>> places_;  // the ranks' first
+  std::vector<uint64_t> waits_;                 // by rank: also those of its tasks
+  std::vector<Nanos> ahead_;                    // by rank: a dead rank's clock runs away
+  std::vector<uint64_t> asked_;                 // by rank
+  std::vector<bool> refused_;                   // by rank
+  Place* current_ = nullptr;
 };
 
 // ---- what a rank sees --------------------------------------------------------------------
 
-class StreamSocket final : public SimSocket {
+class StreamSocket final : public Socket, public Source {
  public:
   StreamSocket(World::Impl& world, std::shared_ptr<Connection> connection, size_t side)
       : world_(world), connection_(std::move(connection)), side_(side) {}
@@ -87,6 +122,7 @@ class StreamSocket final : public SimSocket {
   int connect_outcome() override { return connection_->failures[side_]; }
   std::string local_host() const override { return World::address_of({connection_->ranks[side_]}); }
   std::string peer() const override { return World::address_of({connection_->ranks[1 - side_]}); }
+  void shut() override { world_.wire().close(*connection_, side_); }
   uint32_t events() const override { return world_.wire().events(*connection_, side_); }
 
  private:
@@ -95,7 +131,7 @@ class StreamSocket final : public SimSocket {
   size_t side_;
 };
 
-class ListenSocket final : public SimSocket {
+class ListenSocket final : public Socket, public Source {
  public:
   ListenSocket(World::Impl& world, uint32_t rank, uint16_t port)
       : world_(world), rank_(rank), port_(port) {}
@@ -103,6 +139,8 @@ class ListenSocket final : public SimSocket {
   ssize_t send(const iovec*, size_t) override { return -ENOTCONN; }
   ssize_t receive(const iovec*, size_t) override { return -ENOTCONN; }
   Result<std::unique_ptr<Socket>> accept() override {
+    if (!world_.wire().has_caller(rank_, port_)) return std::unique_ptr<Socket>();
+    if (!world_.may_have(rank_)) return own_error(EMFILE, "cannot take a connection");
     auto connection = world_.wire().accept(rank_, port_);
     if (!connection) return std::unique_ptr<Socket>();
     return std::unique_ptr<Socket>(
@@ -126,8 +164,9 @@ class SimReactor final : public Reactor {
   SimReactor(World::Impl& world, uint32_t rank) : world_(world), rank_(rank) {}
 
   Result<void> add(Socket& socket, uint32_t events, Handler* handler) override {
-    auto* known = dynamic_cast<SimSocket*>(&socket.carrier());
+    auto* known = dynamic_cast<Source*>(&socket.carrier());
     WEFT_CHECK(known != nullptr);
+    if (!world_.may_have(rank_)) return own_error(ENOSPC, "cannot watch a connection");
     places_.push_back({&socket, known, events, handler});
     return {};
   }
@@ -171,7 +210,7 @@ class SimReactor final : public Reactor {
  private:
   struct Place {
     Socket* socket;
-    SimSocket* carrier;
+    Source* carrier;
     uint32_t events;
     Handler* handler;
   };
@@ -188,13 +227,37 @@ class SimReactor final : public Reactor {
   std::atomic<bool> woken_ = false;
 };
 
-class RankNetwork final : public Network, private Clock {
+class SimBell final : public Bell, public Source {
+ public:
+  void ring() override { rung_ = true; }
+  void quiet() override { rung_ = false; }
+  uint32_t events() const override { return rung_ ? static_cast<uint32_t>(EPOLLIN) : 0u; }
+
+ private:
+  bool rung_ = false;
+};
+
+class SimTask final : public Task {
+ public:
+  SimTask(World::Impl& world, World::Impl::Place& place, uint32_t number)
+      : world_(world), place_(place), number_(number) {}
+  std::string name() const override { return text("task %u", number_); }
+  bool finish(Nanos patience) override { return world_.finish(place_, patience); }
+
+ private:
+  World::Impl& world_;
+  World::Impl::Place& place_;
+  uint32_t number_;
+};
+
+class RankNetwork final : public Network, private System, private Clock {
  public:
   RankNetwork(World::Impl& world, uint32_t rank) : world_(world), rank_(rank) {}
 
   Result<std::unique_ptr<Socket>> listen(const std::string& host, uint16_t port) override {
     if (host != World::address_of({rank_}) || !world_.alive(rank_))
       return io_error(EADDRNOTAVAIL, "cannot listen on %s", host.c_str());
+    if (!world_.may_have(rank_)) return own_error(EMFILE, "cannot make a socket");
     if (port == 0) port = world_.wire().free_port(rank_);
     if (!world_.wire().listen(rank_, port))
       return io_error(EADDRINUSE, "cannot listen on %s:%u", host.c_str(), unsigned{port});
@@ -202,6 +265,7 @@ class RankNetwork final : public Network, private Clock {
   }
   Result<std::unique_ptr<Socket>> connect(const std::string& host, uint16_t port) override {
     if (!world_.alive(rank_)) return io_error(ENETDOWN, "cannot connect to %s", host.c_str());
+    if (!world_.may_have(rank_)) return own_error(EMFILE, "cannot make a socket");
     for (uint32_t other = 0; other < world_.options().ranks; ++other)
       if (host == World::address_of({other}))
         return std::unique_ptr<Socket>(
@@ -209,51 +273,116 @@ class RankNetwork final : public Network, private Clock {
     return error(Code::not_found, "cannot find host \"%s\"", host.c_str());
   }
   Result<std::unique_ptr<Reactor>> reactor() override {
+    if (!world_.may_have(rank_)) return own_error(EMFILE, "cannot wait for connections");
     return std::unique_ptr<Reactor>(std::make_unique<SimReactor>(world_, rank_));
   }
   const Clock& clock() const override { return *this; }
   std::string machine() const override { return {}; }
+  System& system() override { return *this; }
 
  private:
+  Result<std::unique_ptr<Bell>> bell() override {
+    if (!world_.may_have(rank_)) return own_error(EMFILE, "cannot make a bell");
+    return std::unique_ptr<Bell>(std::make_unique<SimBell>());
+  }
+  Result<std::unique_ptr<Task>> start(std::function<void()> body) override {
+    if (!world_.alive(rank_) || !world_.may_have(rank_))
+      return own_error(EAGAIN, "cannot start a task");
+    World::Impl::Place& place = world_.start_task(rank_, std::move(body));
+    return std::unique_ptr<Task>(std::make_unique<SimTask>(world_, place, tasks_++));
+  }
+  Result<void> random(std::span<std::byte> out) override {
+    if (!world_.may_have(rank_)) return io_error(EAGAIN, "no random numbers");
+    for (std::byte& one : out) one = static_cast<std::byte>(world_.wire().rng().below(256));
+    return {};
+  }
   Nanos now() const override { return world_.now(rank_); }
 
   World::Impl& world_;
   uint32_t rank_;
+  uint32_t tasks_ = 0;
 };
 
 // ---- turns -------------------------------------------------------------------------------
 
-bool World::Impl::wait(uint32_t rank, SimReactor& reactor, Nanos timeout) {
-  Place& place = places_[rank];
-  bool inside = current_ == rank;
-  if (inside && wire_.alive(rank)) {
-    ++place.waits;
-    for (const Fault& fault : options_.faults)
-      if ((fault.kind == Fault::Kind::death || fault.kind == Fault::Kind::power_loss) &&
-          fault.rank == rank && fault.at == place.waits)
-        wire_.die(rank, fault.kind == Fault::Kind::power_loss);
+World::Impl::Place& World::Impl::add_place(uint32_t rank) {
+  places_.push_back(std::make_unique<Place>());
+  places_.back()->rank = rank;
+  return *places_.back();
+}
+
+void World::Impl::prepare(Place& place, std::function<void()> body) {
+  place.fiber = std::make_unique<Fiber>([run = std::move(body)] {
+    try {
+      run();
+    } catch (const Gone&) {
+      return;
+    }
+  });
+}
+
+World::Impl::Place& World::Impl::start_task(uint32_t rank, std::function<void()> body) {
+  Place& place = add_place(rank);
+  place.task = true;
+  prepare(place, std::move(body));
+  wire_.note("task", rank, places_.size());
+  return place;
+}
+
+// Its owner waits. A dead process has no tasks: they end here and now.
+bool World::Impl::finish(Place& task, Nanos patience) {
+  Nanos until = wire_.now() + patience;
+  while (!task.fiber->finished() && wire_.now() < until && wire_.alive(task.rank))
+    if (!sleep(task.rank, nullptr, &task, until - wire_.now())) break;
+  if (!wire_.alive(task.rank) && !task.fiber->finished()) {
+    task.ends = true;
+    resume(task);
+    WEFT_CHECK(task.fiber->finished());
   }
+  return task.fiber->finished();
+}
+
+bool World::Impl::sleep(uint32_t rank, SimReactor* reactor, const Place* awaited, Nanos timeout) {
+  bool inside = current_ != nullptr && current_->rank == rank;
+  Place& place = inside ? *current_ : *places_[rank];
   if (inside && wire_.alive(rank)) {
-    place.waiting = &reactor;
+    ++waits_[rank];
+    ++place.waits;
+    for (const Fault& fault : options_.faults) {
+      if (fault.rank != rank) continue;
+      if ((fault.kind == Fault::Kind::death || fault.kind == Fault::Kind::power_loss) &&
+          fault.at == waits_[rank])
+        wire_.die(rank, fault.kind == Fault::Kind::power_loss);
+      if (fault.kind == Fault::Kind::task_end && place.task && fault.at == place.waits)
+        place.ends = true;
+    }
+  }
+  if (inside && wire_.alive(rank) && !place.ends) {
+    place.waiting = reactor;
+    place.awaited = awaited;
     bool never = timeout.count >= kForever.count - wire_.now().count;
     place.deadline = never ? kForever : wire_.now() + std::max(timeout, Nanos{0});
     place.fiber->yield();
     place.waiting = nullptr;
+    place.awaited = nullptr;
   }
+  if (place.ends || (place.task && !wire_.alive(rank))) throw Gone{};
   if (wire_.alive(rank)) return true;
-  place.ahead += std::clamp(timeout, kTurn, Nanos::from_seconds(1));
+  ahead_[rank] += std::clamp(timeout, kTurn, Nanos::from_seconds(1));
   if (inside && ++place.waits_after_death > kWaitsAfterDeath) throw Gone{};
   return false;
 }
 
-bool World::Impl::is_ready(uint32_t rank) {
-  Place& place = places_[rank];
+bool World::Impl::is_ready(Place& place) {
   if (place.fiber->finished()) return false;
-  if (place.waiting != nullptr && place.deadline > wire_.now() &&
-      !place.waiting->has_reason_to_run())
-    return false;
-  if (wire_.active(Fault::Kind::stop, rank) != nullptr) return false;
-  const Fault* slow = wire_.active(Fault::Kind::slow, rank);
+  // Whoever died while it slept finds out.
+  if (wire_.alive(place.rank)) {
+    bool due = place.deadline <= wire_.now();
+    if (place.waiting != nullptr && !due && !place.waiting->has_reason_to_run()) return false;
+    if (place.awaited != nullptr && !due && !place.awaited->fiber->finished()) return false;
+  }
+  if (stopped(place, false)) return false;
+  const Fault* slow = wire_.active(Fault::Kind::slow, place.rank);
   if (slow != nullptr && !std::exchange(place.delayed, true)) {
     auto bound = static_cast<uint64_t>(slow->amount.count) + 1;
     Nanos delay{static_cast<int64_t>(wire_.rng().below(bound))};
@@ -263,18 +392,21 @@ bool World::Impl::is_ready(uint32_t rank) {
   return slow == nullptr || wire_.now() >= place.not_before;
 }
 
-bool World::Impl::stopped_for_ever(uint32_t rank) const {
-  const Fault* stop = wire_.active(Fault::Kind::stop, rank);
-  return stop != nullptr && stop->until == kForever;
+bool World::Impl::stopped(const Place& place, bool for_ever) const {
+  auto holds = [&](const Fault* fault) {
+    return fault != nullptr && (!for_ever || fault->until == kForever);
+  };
+  return holds(wire_.active(Fault::Kind::stop, place.rank)) ||
+         (place.task && holds(wire_.active(Fault::Kind::task_stop, place.rank)));
 }
 
-void World::Impl::resume(uint32_t rank) {
-  Place& place = places_[rank];
+// From outside, or from another stack.
+void World::Impl::resume(Place& place) {
   place.delayed = false;
-  current_ = rank;
+  Place* before = std::exchange(current_, &place);
   place.fiber->resume();
-  current_.reset();
-  if (place.fiber->finished()) wire_.note("returns", rank);
+  current_ = before;
+  if (place.fiber->finished()) wire_.note("returns", place.rank, place.task ? 1 : 0);
 }
 
 // Nobody can go on, or it took too long: says who waits, and lets everyone find out that the
@@ -283,34 +415,28 @@ void World::Impl::end(const char* why, Outcome& outcome) {
   outcome.complete = false;
   outcome.report = text("%s after %s and %llu turns:", why, format_duration(outcome.took).c_str(),
                         static_cast<unsigned long long>(outcome.steps));
-  for (uint32_t rank = 0; rank < options_.ranks; ++rank) {
-    if (places_[rank].fiber->finished()) continue;
-    outcome.report += text(" rank %u is in its wait %llu;", rank,
-                           static_cast<unsigned long long>(places_[rank].waits));
+  for (const auto& place : places_) {
+    if (place->fiber->finished()) continue;
+    outcome.report += text(" %s rank %u is in its wait %llu;", place->task ? "a task of" : "",
+                           place->rank, static_cast<unsigned long long>(place->waits));
   }
 }
 
 Outcome World::Impl::run(std::vector<std::function<void()>> bodies) {
-  WEFT_CHECK(bodies.size() == options_.ranks && !current_);
+  WEFT_CHECK(bodies.size() == options_.ranks && current_ == nullptr);
   for (uint32_t rank = 0; rank < options_.ranks; ++rank)
-    places_[rank].fiber = std::make_unique<Fiber>([body = std::move(bodies[rank])] {
-      try {
-        body();
-      } catch (const Gone&) {
-        return;
-      }
-    });
+    prepare(*places_[rank], std::move(bodies[rank]));
   Outcome outcome;
   outcome.complete = true;
   Nanos began = wire_.now();
-  std::vector<uint32_t> ready;
+  std::vector<Place*> ready;
   for (;;) {
     outcome.took = wire_.now() - began;
     bool unfinished = false;
     ready.clear();
-    for (uint32_t rank = 0; rank < options_.ranks; ++rank) {
-      unfinished = unfinished || (!places_[rank].fiber->finished() && !stopped_for_ever(rank));
-      if (is_ready(rank)) ready.push_back(rank);
+    for (const auto& place : places_) {
+      unfinished = unfinished || (!place->fiber->finished() && !stopped(*place, true));
+      if (is_ready(*place)) ready.push_back(place.get());
     }
     if (!unfinished) break;
     if (++outcome.steps > options_.steps_max || outcome.took > options_.time_max) {
@@ -320,13 +446,14 @@ Outcome World::Impl::run(std::vector<std::function<void()>> bodies) {
     if (!ready.empty()) {
       wire_.advance_to(wire_.now() + kTurn +
                        Nanos{static_cast<int64_t>(wire_.rng().below(kTurnChance))});
-      resume(ready[wire_.rng().below(ready.size())]);
+      resume(*ready[wire_.rng().below(ready.size())]);
       continue;
     }
     Nanos next = wire_.next_event().value_or(kForever);
-    for (const Place& place : places_)
-      if (!place.fiber->finished() && place.waiting != nullptr && place.deadline > wire_.now())
-        next = std::min(next, place.deadline);
+    for (const auto& place : places_)
+      if (!place->fiber->finished() && (place->waiting != nullptr || place->awaited != nullptr) &&
+          place->deadline > wire_.now())
+        next = std::min(next, place->deadline);
     if (next == kForever) {
       end("everyone waits for ever", outcome);
       break;
@@ -334,12 +461,17 @@ Outcome World::Impl::run(std::vector<std::function<void()>> bodies) {
     wire_.advance_to(next);
   }
   for (uint32_t rank = 0; rank < options_.ranks; ++rank)
-    outcome.died.push_back(!wire_.alive(rank) || !places_[rank].fiber->finished());
-  for (uint32_t rank = 0; rank < options_.ranks; ++rank) {
-    if (places_[rank].fiber->finished()) continue;
-    wire_.die(rank, false);
-    resume(rank);
-    WEFT_CHECK(places_[rank].fiber->finished());
+    outcome.died.push_back(!wire_.alive(rank) || !places_[rank]->fiber->finished());
+  // Ranks first: they end their tasks. What is left then was left behind.
+  for (size_t i = 0; i < places_.size(); ++i) {
+    Place& place = *places_[i];
+    if (place.fiber->finished()) continue;
+    if (place.task)
+      place.ends = true;
+    else
+      wire_.die(place.rank, false);
+    resume(place);
+    WEFT_CHECK(place.fiber->finished());
   }
   return outcome;
 }
@@ -362,6 +494,7 @@ void World::doom(Rank rank, uint64_t waits, bool silently) {
   impl_->doom(rank.index, waits, silently);
 }
 std::optional<Nanos> World::died(Rank rank) const { return impl_->wire().died(rank.index); }
+bool World::refused(Rank rank) const { return impl_->refused(rank.index); }
 std::optional<std::pair<Rank, Rank>> World::ends_of(uint64_t connection) const {
   return impl_->wire().ends_of(connection);
 }
@@ -372,13 +505,15 @@ std::string World::lines() const { return impl_->wire().lines(); }
 
 std::string to_text(const Fault& fault) {
   static constexpr const char* kNames[] = {"spike",     "partition", "stop",  "slow",      "reset",
-                                           "half_open", "corrupt",   "death", "power_loss"};
+                                           "half_open", "corrupt",   "death", "power_loss",
+                                           "task_stop", "task_end",  "refusal"};
   std::string out = kNames[static_cast<size_t>(fault.kind)];
   switch (fault.kind) {
     case Fault::Kind::spike:
     case Fault::Kind::partition:
     case Fault::Kind::stop:
     case Fault::Kind::slow:
+    case Fault::Kind::task_stop:
       out += text(" of rank %u", fault.rank);
       if (fault.other != kEveryone) out += text(" and rank %u", fault.other);
       out += text(" from %.3f ms", fault.from.millis());
@@ -393,7 +528,10 @@ std::string to_text(const Fault& fault) {
                         static_cast<unsigned long long>(fault.at), fault.reverse ? " back" : "");
     case Fault::Kind::death:
     case Fault::Kind::power_loss:
-      return out + text(" of rank %u at wait %llu", fault.rank,
+    case Fault::Kind::task_end:
+    case Fault::Kind::refusal:
+      return out + text(" of rank %u at %s %llu", fault.rank,
+                        fault.kind == Fault::Kind::refusal ? "request" : "wait",
                         static_cast<unsigned long long>(fault.at));
   }
   return out;
