@@ -335,8 +335,8 @@ Result<uint32_t> Engine::check(const Running& running, uint32_t peer,
   return *receive;
 }
 
-// A chunk that came twice has the bytes that it had before, unless it says that it is sent again from
-// its place: that may have been used for what followed from its first arrival.
+// A chunk that came twice has the bytes that it had before, unless it says that it is sent again
+// from its place: that may have been used for what followed from its first arrival.
 Result<void> Engine::is_the_same(const Running& running, uint32_t peer, uint32_t receive,
                                  const ChunkHeader& header) {
   uint64_t before = running.taken[receive];

@@ -71,8 +71,8 @@ Result<void> Engine::start_workers() {
   options.chunk_bytes = static_cast<uint32_t>(options_.chunk_bytes);
   WEFT_ASSIGN(workers_,
               lane::LaneWorkers::start(
-                  options, *mesh_.network, *mesh_.reactor, static_cast<lane::ChunkHandler&>(*this), clock_,
-                  [this](uint32_t lane, Error error) { broke(lane, std::move(error)); }));
+                  options, *mesh_.network, *mesh_.reactor, static_cast<lane::ChunkHandler&>(*this),
+                  clock_, [this](uint32_t lane, Error error) { broke(lane, std::move(error)); }));
   return {};
 }
 

@@ -119,11 +119,7 @@ Result<void> is_meant(const Hello& hello, const Identity& self) {
 
 Handshake::Handshake(net::System& system, Role role, std::string secret, const Hello& hello,
                      const Identity* self)
-    : system_(system),
-      role_(role),
-      secret_(std::move(secret)),
-      hello_(hello),
-      self_(self) {
+    : system_(system), role_(role), secret_(std::move(secret)), hello_(hello), self_(self) {
   if (role_ == Role::acceptor) {
     expected_ = kProof;
   } else {

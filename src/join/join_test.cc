@@ -279,6 +279,27 @@ TEST(Control, frames_arrive_in_order_however_they_are_cut) {
   EXPECT_FALSE(channel.receive());
 }
 
+TEST(Control, a_frame_that_was_damaged_ends_the_channel) {
+  Packer words;
+  words.string("10.0.0.4").number(uint16_t{40000});
+  for (size_t at = 4; at < 9 + words.bytes().size(); ++at) {
+    auto [one, two] = tcp_pair();
+    auto [three, four] = tcp_pair();
+    auto world = new_reactor();
+    ControlChannel from(*world, net::adopt(std::move(one)), {1});
+    ControlChannel to(*world, net::adopt(std::move(three)), {0});
+    from.send(Control::register_, words);
+    std::vector<std::byte> stream(9 + words.bytes().size());
+    ASSERT_EQ(::recv(two.get(), stream.data(), stream.size(), MSG_WAITALL),
+              static_cast<ssize_t>(stream.size()));
+    stream[at] ^= std::byte{0x04};
+    ASSERT_TRUE(send_all(four.get(), stream));
+    ASSERT_TRUE(turn_until(*world, [&] { return to.failure().has_value(); })) << at;
+    EXPECT_EQ(to.failure()->message(), "a control frame was damaged on the way");
+    EXPECT_FALSE(to.receive());
+  }
+}
+
 TEST(Control, sends_more_than_the_kernel_takes) {
   auto [one, two] = tcp_pair();
   auto world = new_reactor();

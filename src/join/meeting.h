@@ -8,8 +8,8 @@ namespace weft::join {
 // "rank 2", "ranks 1, 4 and 7", and not a page of them.
 std::string rank_list(const std::vector<uint32_t>& ranks);
 
-// How long a process that turns all the time did not run: it was stopped. What others said meanwhile
-// waits for it, so that time is no reason to give up.
+// How long a process that turns all the time did not run: it was stopped. What others said
+// meanwhile waits for it, so that time is no reason to give up.
 Nanos suspension(Nanos now, Nanos& last_turn);
 
 // A rank's words about itself: its host, where it listens, and the machine that it is on.

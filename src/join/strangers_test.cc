@@ -145,7 +145,8 @@ TEST(Strangers, cannot_use_a_proof_that_they_overheard) {
   // stranger in between would see the same bytes.
   auto [rank_end, our_end] = tcp_pair();
   std::unique_ptr<net::Socket> rank_socket = net::adopt(std::move(rank_end));
-  Handshake theirs(net::kernel_system(), Handshake::Role::connector, kSecret, lane_hello(mesh, 1, 0, 1));
+  Handshake theirs(net::kernel_system(), Handshake::Role::connector, kSecret,
+                   lane_hello(mesh, 1, 0, 1));
   std::vector<std::byte> challenge(kChallenge);
   std::memcpy(challenge.data(), kMagic.data(), kMagic.size());
   send_all(our_end.get(), challenge);
@@ -172,7 +173,8 @@ TEST(Strangers, cannot_carry_a_proof_to_another_door) {
   // Rank 0 means rank 1, and its packets end up at rank 2, byte by byte.
   Fd to_two = connect_to(meshes[2]->members[2].port);
   std::unique_ptr<net::Socket> socket = net::adopt(std::move(to_two));
-  Handshake deceived(net::kernel_system(), Handshake::Role::connector, kSecret, lane_hello(*meshes[1], 0, 0, 1));
+  Handshake deceived(net::kernel_system(), Handshake::Role::connector, kSecret,
+                     lane_hello(*meshes[1], 0, 0, 1));
   std::optional<Error> refused;
   ASSERT_TRUE(group.turn_until([&] {
     auto finished = deceived.advance(*socket);
@@ -263,7 +265,8 @@ TEST(Strangers, who_are_silent_make_room_for_who_speaks) {
   // The first of all has begun its proof; a slow link carries the rest.
   std::unique_ptr<net::Socket> slow = net::adopt(connect_to(mesh.members[0].port));
   turn(3);
-  Handshake proof(net::kernel_system(), Handshake::Role::connector, kSecret, lane_hello(mesh, 1, 0, 1));
+  Handshake proof(net::kernel_system(), Handshake::Role::connector, kSecret,
+                  lane_hello(mesh, 1, 0, 1));
   std::array<std::byte, kChallenge> challenge;
   iovec part{challenge.data(), challenge.size()};
   ASSERT_EQ(slow->receive(&part, 1), static_cast<ssize_t>(kChallenge));

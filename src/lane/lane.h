@@ -57,8 +57,8 @@ struct ChunkHeader {
   // Its lane broke, and it is sent once more from where it lies. If it had arrived, what followed
   // from it may lie there by now.
   bool again = false;
-  uint64_t message = 0;        // unique in the run
-  uint64_t checksum = 0;       // XXH3-64 of the payload; 0: none was made
+  uint64_t message = 0;   // unique in the run
+  uint64_t checksum = 0;  // XXH3-64 of the payload; 0: none was made
 };
 inline constexpr size_t kChunkHeaderBytes = cost::kHeaderBytes;
 

@@ -73,8 +73,8 @@ struct Crew {
     options.chunk_bytes = kChunkBytes;
     options.program = program;
     std::vector<pid_t> before = children();
-    auto started = LaneWorkers::start(options, net::kernel_network(), *world, handler, monotonic_clock(),
-                                      [this](uint32_t lane, Error error) {
+    auto started = LaneWorkers::start(options, net::kernel_network(), *world, handler,
+                                      monotonic_clock(), [this](uint32_t lane, Error error) {
                                         EXPECT_FALSE(errors.contains(lane)) << "told twice";
                                         errors.emplace(lane, std::move(error));
                                       });
@@ -216,8 +216,9 @@ TEST_P(LaneWorkersOf, have_no_memory_of_a_lane_that_was_halted) {
     options.lanes = 2;
     options.chunk_bytes = kChunkBytes;
     options.program = own_program();
-    auto workers = LaneWorkers::start(options, net::kernel_network(), *world, lender, monotonic_clock(),
-                                      [](uint32_t, Error error) { FAIL() << error.message(); });
+    auto workers =
+        LaneWorkers::start(options, net::kernel_network(), *world, lender, monotonic_clock(),
+                           [](uint32_t, Error error) { FAIL() << error.message(); });
     ASSERT_TRUE(workers);
     auto [one, two] = tcp_pair();
     auto in = (*workers)->serve(Role::in, net::adopt(std::move(two)), 0, 0, 100000);

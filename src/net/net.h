@@ -214,7 +214,8 @@ Result<std::string> address_of_interface(const std::string& interface, const std
 //
 // A group of ranks in one thread, under a seed: every rank is a function with a stack of its own
 // that runs until it waits in Reactor::run_once(), or for the end of a task. A rank's tasks are
-// functions with stacks of their own too: any two of them may take turns at any wait. Time is virtual and goes on to the next thing that happens. Connections keep their bytes in order, cut
+// functions with stacks of their own too: any two of them may take turns at any wait. Time is
+// virtual and goes on to the next thing that happens. Connections keep their bytes in order, cut
 // anywhere and delayed by chance, so different connections overtake each other. The same seed and
 // faults give the same course of events. Ranks share no memory here.
 

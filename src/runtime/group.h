@@ -215,7 +215,7 @@ struct Group::Impl : std::enable_shared_from_this<Group::Impl> {
   Error last_reason;
   Packer last_message;
   Nanos last_turn;
-  Nanos suspended{0};  // altogether
+  Nanos suspended{0};                     // altogether
   std::shared_ptr<net::Socket> listener;  // kept for the group that is made of what is left
   std::vector<Nanos> last_heard;          // by rank
   // Rank 0: what each rank is waiting for, as its last heartbeat told.

@@ -228,8 +228,8 @@ class Player {
   }
 
   Result<void> run(Group& group, const Act& act, size_t index) {
-    bool named = std::find(act.members.begin(), act.members.end(), group.rank().index) !=
-                 act.members.end();
+    bool named =
+        std::find(act.members.begin(), act.members.end(), group.rank().index) != act.members.end();
     switch (act.kind) {
       case Act::Kind::call:
       case Act::Kind::together: return run_calls(group, act.calls, index);
@@ -260,7 +260,8 @@ class Player {
     return wait_for(works, own);
   }
 
-  Result<void> wait_for(std::vector<Work>& works, const std::vector<std::unique_ptr<OwnCall>>& own) {
+  Result<void> wait_for(std::vector<Work>& works,
+                        const std::vector<std::unique_ptr<OwnCall>>& own) {
     std::vector<size_t> order(works.size());
     std::iota(order.begin(), order.end(), size_t{0});
     shuffle(rng_, order);
@@ -283,7 +284,8 @@ class Player {
     return group.start(call);
   }
   void fill(std::vector<int32_t>& data, uint32_t from, size_t index) const {
-    for (uint64_t i = 0; i < data.size(); ++i) data[i] = static_cast<int32_t>(number(from, i, index));
+    for (uint64_t i = 0; i < data.size(); ++i)
+      data[i] = static_cast<int32_t>(number(from, i, index));
   }
   void check(const std::vector<int32_t>& data, uint32_t from, size_t index) {
     for (uint64_t i = 0; i < data.size(); ++i)
@@ -342,9 +344,9 @@ class Player {
           uint64_t sum = 0;
           for (uint32_t r = 0; r < group.ranks(); ++r) sum += number(r, i, index + t + step * 3);
           if (data[t][i] != static_cast<float>(sum))
-            report_.wrong = text("tensor %u of step %llu, element %llu", t,
-                                 static_cast<unsigned long long>(step),
-                                 static_cast<unsigned long long>(i));
+            report_.wrong =
+                text("tensor %u of step %llu, element %llu", t,
+                     static_cast<unsigned long long>(step), static_cast<unsigned long long>(i));
         }
         if (step + 1 < act.steps) WEFT_TRY(make_ready(t, step + 1));
       }

@@ -95,8 +95,7 @@ inline Act random_act(Rng& rng, uint32_t ranks, uint64_t largest, bool may_excha
     case 3:
       act.kind = Act::Kind::subgroup;
       act.members.resize(1 + rng.below(ranks));
-      act.calls.push_back(
-          random_call(rng, static_cast<uint32_t>(act.members.size()), largest / 2));
+      act.calls.push_back(random_call(rng, static_cast<uint32_t>(act.members.size()), largest / 2));
       return act;
     case 4:
       act.kind = Act::Kind::pair;
@@ -129,7 +128,8 @@ inline void add_trouble(Rng& rng, Scene& scene) {
   };
   auto any = [&] { return static_cast<uint32_t>(rng.below(scene.ranks)); };
   auto millis = [&](uint64_t bound) {
-    return Nanos::from_millis(static_cast<double>(1 + rng.below(std::max<uint64_t>(bound >> rng.below(8), 1))));
+    return Nanos::from_millis(
+        static_cast<double>(1 + rng.below(std::max<uint64_t>(bound >> rng.below(8), 1))));
   };
   auto& faults = scene.world.faults;
   Nanos from = millis(1000);
@@ -273,8 +273,7 @@ inline std::string describe(const Scene& scene) {
   for (const Fault& fault : scene.world.faults) out += "; " + sim::to_text(fault);
   for (const Doom& doom : scene.dooms)
     out += text("; rank %u %s at wait %llu of %s", doom.rank, doom.silently ? "goes dark" : "dies",
-                static_cast<unsigned long long>(doom.waits),
-                kWhen[static_cast<size_t>(doom.when)]);
+                static_cast<unsigned long long>(doom.waits), kWhen[static_cast<size_t>(doom.when)]);
   return out;
 }
 

@@ -48,10 +48,9 @@ TEST_F(Simulation, ends_right_or_with_a_culprit_under_every_seed) {
       ADD_FAILURE() << "WEFT_SIM_SEED=" << seed << ": " << problem << "\n  " << describe(scene);
     }
     if (alone) std::fputs((played.lines + told(played)).c_str(), stderr);
-    bool any = std::any_of(played.reports.begin(), played.reports.end(),
-                           [](const Report& report) {
-                             return report.chapters[0].error.has_value();
-                           });
+    bool any = std::any_of(played.reports.begin(), played.reports.end(), [](const Report& report) {
+      return report.chapters[0].error.has_value();
+    });
     ++(any ? failed : right);
     rebuilt += std::any_of(played.reports.begin(), played.reports.end(), [](const Report& report) {
       return report.chapters.size() > 1 && !report.error();
@@ -71,6 +70,57 @@ TEST_F(Simulation, replays_exactly) {
     EXPECT_EQ(one.lines, two.lines) << seed;
     EXPECT_EQ(one.outcome.took, two.outcome.took) << seed;
   }
+}
+
+// The one that is blamed lives, and is the first to come: it takes nobody's place.
+TEST_F(Simulation, a_rank_that_ends_the_group_and_comes_back_leaves_nobody_out) {
+  for (uint32_t blamed = 1; blamed < 4; ++blamed) {
+    Scene scene;
+    scene.seed = scene.world.seed = blamed;
+    scene.ranks = scene.world.ranks = 4;
+    scene.plan.chunk = kib(16);
+    Act end;
+    end.kind = Act::Kind::abort;
+    end.members = {blamed};
+    Act meet;  // before that, some are still joining
+    meet.calls.push_back({Collective::barrier, Algorithm::direct, Type::int32, 0, 0, false});
+    scene.acts = {meet, end};
+    for (uint32_t rank = 0; rank < 4; ++rank)
+      scene.thinks.push_back(Nanos::from_millis(rank == blamed ? 1 : 50 + 50 * rank));
+    Played played = play(scene);
+    EXPECT_EQ(verdict(scene, played), "") << told(played);
+    for (const Report& report : played.reports) {
+      ASSERT_EQ(report.chapters.size(), 2u) << told(played);
+      EXPECT_EQ(report.chapters[1].members, (std::vector<uint32_t>{0, 1, 2, 3})) << told(played);
+    }
+  }
+}
+
+// Its receipt is lost with the worker; what followed from it lies in its place when it is sent
+// again.
+TEST_F(Simulation, chunks_that_had_arrived_when_a_worker_ended_do_no_harm) {
+  size_t ended = 0;
+  for (uint64_t at = 1; at < 60; ++at) {
+    Scene scene;
+    scene.seed = scene.world.seed = at;
+    scene.ranks = scene.world.ranks = 3;
+    scene.plan.lanes = scene.plan.lane_workers = 2;
+    scene.plan.chunk = kib(at % 2 == 0 ? 16 : 128);
+    Act act;
+    act.calls.push_back(
+        {Collective::all_reduce, Algorithm::ring, Type::float32, 1u << 17, 0, true});
+    scene.acts = {act};
+    scene.thinks.resize(3);
+    Fault fault;
+    fault.kind = Fault::Kind::task_end;
+    fault.rank = static_cast<uint32_t>(at % 3);
+    fault.at = at;
+    scene.world.faults = {fault};
+    Played played = play(scene);
+    EXPECT_EQ(verdict(scene, played), "") << at << "\n" << told(played);
+    ended += played.outcome.took > Nanos::from_seconds(4) ? 1 : 0;
+  }
+  EXPECT_GT(ended, 20u) << "in how many a worker was missed";
 }
 
 TEST_F(Simulation, death_of_a_rank_reaches_the_others_within_a_second) {

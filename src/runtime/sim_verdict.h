@@ -91,8 +91,7 @@ inline Judgement judge(const Scene& scene, const Played& played) {
         // A lane is opened again; the channel to the root is not. Who is the root of a group that
         // was rebuilt is not known here.
         if (fault.kind == Fault::Kind::reset && ends->second.index != 0 && !rebuilt) break;
-        out.harmless =
-            out.harmless && fault.kind == Fault::Kind::reset && ends->second.index != 0;
+        out.harmless = out.harmless && fault.kind == Fault::Kind::reset && ends->second.index != 0;
         touches(ends->first.index);
         touches(ends->second.index);
         break;
@@ -155,7 +154,9 @@ class Verdict {
   }
 
  private:
-  bool gone(uint32_t rank) const { return played_.outcome.died[rank] || played_.reports[rank].quit; }
+  bool gone(uint32_t rank) const {
+    return played_.outcome.died[rank] || played_.reports[rank].quit;
+  }
   const Chapter* of(uint32_t rank, size_t chapter) const {
     const auto& chapters = played_.reports[rank].chapters;
     return chapter < chapters.size() ? &chapters[chapter] : nullptr;
@@ -233,7 +234,8 @@ class Verdict {
       if (died && *died > first) return {};
     for (uint32_t rank : left) {
       const Chapter& again = *of(rank, 1);
-      if (again.error) return text("rank %u: no new group: %s", rank, again.error->message().c_str());
+      if (again.error)
+        return text("rank %u: no new group: %s", rank, again.error->message().c_str());
       for (uint32_t other : left)
         if (std::count(again.members.begin(), again.members.end(), other) == 0)
           return text("rank %u: rank %u is not in the new group", rank, other);

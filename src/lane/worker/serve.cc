@@ -121,10 +121,9 @@ class Server final : public ChunkHandler, net::Reactor::Handler {
       return;
     }
     places_[command.lane] = {};
-    auto lane =
-        std::make_unique<Lane>(command.role, *reactor_, std::move(*socket), nullptr, command.lane,
-                               *this, clock_, command.unsent_limit,
-                               [this](uint32_t index, Error error) { broke(index, error); });
+    auto lane = std::make_unique<Lane>(
+        command.role, *reactor_, std::move(*socket), nullptr, command.lane, *this, clock_,
+        command.unsent_limit, [this](uint32_t index, Error error) { broke(index, error); });
     lane->keep_no_copies();
     lanes_[command.lane] = std::move(lane);
     tell(What::taken, command.lane, {}, 0, kNoBuffer, {});
@@ -354,8 +353,7 @@ int run_lane_worker(int memory, int channel, int bell_in, int bell_out) {
   auto* head = static_cast<worker::Head*>(place);
   if (head->facts.magic != worker::kFactsMagic || worker::memory_size(head->facts) > size) return 2;
   worker::SentConnections connections(wire.get());
-  worker::serve(static_cast<std::byte*>(place), connections, *in, *out,
-                net::kernel_network());
+  worker::serve(static_cast<std::byte*>(place), connections, *in, *out, net::kernel_network());
   return 0;
 }
 

@@ -20,8 +20,8 @@ namespace {
 constexpr const char* kVerb = "lane-worker";
 // A worker turns at least every kLongestSleep, however little there is to do.
 constexpr Nanos kStandsStill = Nanos::from_seconds(5);
-// An auxiliary process has to be loaded first. Less than a lane may take to open (12 s), so that there
-// is time to open it again.
+// An auxiliary process has to be loaded first. Less than a lane may take to open (12 s), so that
+// there is time to open it again.
 constexpr Nanos kDoesNotStart = Nanos::from_seconds(8);
 constexpr Nanos kEndsWithin = Nanos::from_seconds(2);
 

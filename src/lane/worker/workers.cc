@@ -391,8 +391,8 @@ Result<std::unique_ptr<LaneWorkers>> LaneWorkers::start(const Options& options,
                                                         net::Reactor& reactor,
                                                         ChunkHandler& handler, const Clock& clock,
                                                         Lane::OnError on_error) {
-  auto workers = std::make_unique<Workers>(options, network, reactor, handler, clock,
-                                           std::move(on_error));
+  auto workers =
+      std::make_unique<Workers>(options, network, reactor, handler, clock, std::move(on_error));
   WEFT_TRY(workers->start());
   return std::unique_ptr<LaneWorkers>(std::move(workers));
 }

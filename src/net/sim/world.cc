@@ -504,9 +504,9 @@ std::string World::lines() const { return impl_->wire().lines(); }
 // ---- faults ------------------------------------------------------------------------------
 
 std::string to_text(const Fault& fault) {
-  static constexpr const char* kNames[] = {"spike",     "partition", "stop",  "slow",      "reset",
-                                           "half_open", "corrupt",   "death", "power_loss",
-                                           "task_stop", "task_end",  "refusal"};
+  static constexpr const char* kNames[] = {"spike",      "partition", "stop",     "slow",
+                                           "reset",      "half_open", "corrupt",  "death",
+                                           "power_loss", "task_stop", "task_end", "refusal"};
   std::string out = kNames[static_cast<size_t>(fault.kind)];
   switch (fault.kind) {
     case Fault::Kind::spike:
