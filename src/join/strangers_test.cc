@@ -79,7 +79,7 @@ TEST(Strangers, during_join_are_refused_and_the_job_is_unharmed) {
   EXPECT_EQ(log.count("(rank 0): it is not one of the other ranks"), 1u) << log.all();
   EXPECT_EQ(log.count("(rank 1): the group is not complete yet"), 1u) << log.all();
   EXPECT_EQ(log.count("(rank 1): no such lane is missing"), 1u) << log.all();
-  EXPECT_EQ(log.count("it speaks protocol 4, this weft 3"), 1u) << log.all();
+  EXPECT_EQ(log.count(text("it speaks protocol %u, this weft %u", kProtocol + 1u, unsigned{kProtocol})), 1u) << log.all();
   EXPECT_EQ(meshes[0]->acceptor->refused(), 9u);
   expect_data_flows(meshes);
 }
