@@ -12,7 +12,7 @@ namespace {
 
 constexpr Nanos kTurn = Nanos::from_millis(5);
 constexpr Nanos kGrace = Nanos::from_seconds(2);
-constexpr Nanos kCallsAgain = Nanos::from_seconds(1);  // twenty times what a caller waits
+constexpr Nanos kCallsAgain = Nanos::from_millis(500);  // ten times what a caller waits
 constexpr uint16_t kProbeFlows = 16;
 
 class Joiner {
@@ -336,7 +336,8 @@ class Joiner {
   }
 
   // It may have waited in vain for others, or for this rank.
-  Error left_early(const ControlChannel& channel, const std::vector<uint32_t>& absent) const {
+  Error left_early(const ControlChannel& channel, std::vector<uint32_t> absent) const {
+    std::erase(absent, channel.peer().index);
     // What this process may not have more of is nobody else's fault.
     if (channel.failure()->code() == Code::io)
       return error(Code::io, "rank %u: %s", options_.rank.index,

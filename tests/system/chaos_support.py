@@ -405,7 +405,8 @@ class Run:
                     member.signal(signal.SIGKILL)
                     member.process.wait()
         os.close(self.life)
-        if not self.wait(lambda: not others(), 2):
+        # What ends is not always gone at once: the kernel takes a run's networks apart meanwhile.
+        if not self.wait(lambda: not others(), 10):
             self.faults.append(f"processes are left: {others()}")
         for member in self.members:
             member.reader.join(2)

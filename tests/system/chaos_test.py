@@ -103,6 +103,10 @@ class Judge:
         scene, struck = self.scene, self.run.struck
         first = scene.victims[:1] if scene.moment == "rebuild" else sorted(struck)
         blow = max(struck[rank] for rank in first)
+        victim = self.members[first[0]]
+        if scene.kind == "memory" and victim.said("failed"):
+            # A rank lacks memory when it wants some.
+            blow = max(blow, int(victim.all("failed")[0][1]))
         survivors = [member for member in self.members if member.rank not in struck]
         failed = [member for member in survivors if member.said("failed")]
         may_be_well = scene.moment == "leave" or (scene.kind == "memory" and scene.limit_only)
