@@ -41,6 +41,9 @@ struct Costs {
   // The rate still grew with the last flow that was measured (or only one number of flows was):
   // link_bytes_per_s is what was seen, and more flows may carry more.
   bool link_is_lower_bound = false;
+  // What the probe said, where the run's own messages overruled it: whoever replays the run tries
+  // both, and takes back what makes the recorded run come out worse.
+  std::optional<Fitted> probed_link_bytes_per_s, probed_flow_bytes_per_s;
   std::optional<Fitted> round_trip_idle_ns;
   std::optional<Fitted> round_trip_loaded_ns;
   std::optional<Fitted> cpu_ns_per_byte;  // sending + receiving
@@ -85,6 +88,10 @@ struct Costs {
 // its messages, for which the trace must be on one clock (weft/align.h). Where the run's own
 // messages say what a flow carries, they overrule the probe, which had only milliseconds for it.
 Costs fit(const trace::Trace& trace);
+
+// The same costs with one or all of the probe's words that the run overruled put back; none where
+// it overruled nothing.
+std::vector<Costs> without_corrections(const Costs& costs);
 
 // Bytes a second that n flows of one host carry together; nullopt when nothing was measured, or
 // when n is more than was measured and the link was not yet full.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <utility>
 
 #include "messages.h"
 #include "weft/cost.h"
@@ -311,6 +312,21 @@ Costs fit(const trace::Trace& trace) {
         if (auto agreed = from_json(note.value))
           costs.agreed = std::make_shared<const Costs>(std::move(*agreed));
   return costs;
+}
+
+std::vector<Costs> without_corrections(const Costs& costs) {
+  std::vector<Costs> out;
+  auto add = [&](bool link, bool flow) {
+    Costs& other = out.emplace_back(costs);
+    if (link) other.link_bytes_per_s = std::exchange(other.probed_link_bytes_per_s, std::nullopt);
+    if (flow) other.flow_bytes_per_s = std::exchange(other.probed_flow_bytes_per_s, std::nullopt);
+  };
+  const bool link = costs.probed_link_bytes_per_s.has_value();
+  const bool flow = costs.probed_flow_bytes_per_s.has_value();
+  if (link) add(true, false);
+  if (flow) add(false, true);
+  if (link && flow) add(true, true);
+  return out;
 }
 
 }  // namespace weft::cost

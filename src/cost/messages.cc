@@ -6,6 +6,7 @@
 #include <map>
 #include <set>
 #include <unordered_map>
+#include <utility>
 
 namespace weft::cost {
 namespace {
@@ -24,8 +25,11 @@ constexpr size_t kEnoughArrivals = 50;
 // receiver, held the lanes back.
 constexpr double kLinkNotFull = 0.9;
 // How long a host must have moved data at a rate for its link to be said to carry it: what piled up
-// while a thread was held up comes faster than that, but not for so long.
+// while a thread was held up comes faster than that, but not for so long. Longer stretches are
+// looked at too, because a chunk counts only in those that it lies in whole.
 constexpr int64_t kSustained = 50'000'000;
+constexpr int kDoublings = 5;
+constexpr int64_t kStepsPerStretch = 4;  // stretches overlap
 constexpr size_t kEnoughStretches = 20;
 // A run that carried this much more than its probe was probed in a bad moment.
 constexpr double kMoreThanProbed = 1.1;
@@ -78,42 +82,68 @@ Transfers transfers(const trace::Trace& trace) {
   return by_lane;
 }
 
-// What the busiest rank sent or took in during the busiest tenth of its stretches of time. What
-// stays inside a host says nothing about a link, unless there is but one host.
-std::optional<Fitted> carried(const trace::Trace& trace, const Transfers& by_lane) {
+// What surely passed during the busiest tenth of the stretches of one length: bytes that were handed
+// to a lane after the stretch had begun and were taken from it before it ended. What was under way
+// at either end may have passed before or after, and does not count, so this is never too much. A
+// shaper lets `burst` bytes more pass than the link carries.
+std::optional<Fitted> surely_carried(const std::vector<Transfer>& moved, int64_t length,
+                                     double burst) {
+  const int64_t step = length / kStepsPerStretch;
+  auto floor_div = [&](int64_t at) { return at / step - (at % step < 0 ? 1 : 0); };
+  std::unordered_map<int64_t, double> bytes;  // by first step
+  for (const Transfer& one : moved) {
+    // Every stretch of which a part was used is a sample, also if nothing lies in it whole.
+    for (int64_t first = floor_div(one.received) - kStepsPerStretch + 1,
+                 last = floor_div(one.received);
+         first <= last; ++first) {
+      bool whole = first * step <= one.sent && one.received <= first * step + length;
+      bytes[first] += whole ? static_cast<double>(one.bytes + kHeaderBytes) : 0;
+    }
+  }
+  if (bytes.size() < kEnoughStretches * kStepsPerStretch) return std::nullopt;
+  std::vector<double> rates;
+  rates.reserve(bytes.size());
+  for (const auto& [first, sum] : bytes)
+    rates.push_back(std::max(0.0, sum - burst) / static_cast<double>(length) * 1e9);
+  return Fitted{quantile(rates, 0.9), quantile(rates, 0.85), quantile(rates, 0.95),
+                static_cast<uint32_t>(rates.size())};
+}
+
+// What the busiest rank sent or took in. What stays inside a host says nothing about a link, unless
+// there is but one host.
+std::optional<Fitted> carried(const trace::Trace& trace, const Transfers& by_lane, double burst) {
   std::map<uint32_t, uint32_t> host_of;
   std::set<uint32_t> hosts;
   for (const Process& process : trace.processes) {
     host_of[process.environment.rank] = process.environment.host_index;
     hosts.insert(process.environment.host_index);
   }
-  std::map<std::pair<uint32_t, bool>, std::map<int64_t, double>> bytes;  // by rank, out or in
+  std::map<std::pair<uint32_t, bool>, std::vector<Transfer>> moved;  // by rank, out or in
   for (const auto& [lane, list] : by_lane) {
     if (hosts.size() > 1 && host_of[lane.from] == host_of[lane.to]) continue;
-    for (const Transfer& one : list)
-      for (bool in : {false, true})
-        bytes[{in ? lane.to : lane.from, in}][one.received / kSustained] +=
-            static_cast<double>(one.bytes + kHeaderBytes);
+    for (bool in : {false, true}) {
+      auto& all = moved[{in ? lane.to : lane.from, in}];
+      all.insert(all.end(), list.begin(), list.end());
+    }
   }
   std::optional<Fitted> most;
-  for (const auto& [side, stretches] : bytes) {
-    if (stretches.size() < kEnoughStretches) continue;
-    std::vector<double> rates;
-    for (const auto& [stretch, moved] : stretches)
-      rates.push_back(moved / static_cast<double>(kSustained) * 1e9);
-    Fitted rate{quantile(rates, 0.9), quantile(rates, 0.85), quantile(rates, 0.95),
-                static_cast<uint32_t>(rates.size())};
-    if (!most || rate.value > most->value) most = rate;
+  for (const auto& [side, transfers_of_side] : moved) {
+    int64_t length = kSustained;
+    for (int i = 0; i <= kDoublings; ++i, length *= 2) {
+      auto rate = surely_carried(transfers_of_side, length, burst);
+      if (!rate) break;  // the run is too short for longer ones as well
+      if (!most || rate->value > most->value) most = rate;
+    }
   }
   return most;
 }
 
 void fit_lanes(const trace::Trace& trace, Costs& costs) {
   const Transfers by_lane = transfers(trace);
-  const std::optional<Fitted> seen = carried(trace, by_lane);
+  const std::optional<Fitted> seen = carried(trace, by_lane, costs.sending.link_burst_bytes);
   if (seen && costs.link_bytes_per_s &&
       seen->value > kMoreThanProbed * costs.link_bytes_per_s->value)
-    costs.link_bytes_per_s = seen;
+    costs.probed_link_bytes_per_s = std::exchange(costs.link_bytes_per_s, seen);
   std::vector<double> rates;
   uint16_t lanes = 0;
   std::map<uint32_t, uint32_t> out_of, into;  // connections by rank
@@ -135,7 +165,7 @@ void fit_lanes(const trace::Trace& trace, Costs& costs) {
   if (!costs.lane_bytes_per_s || !costs.flow_bytes_per_s || !costs.link_bytes_per_s) return;
   if (costs.connections * costs.lane_bytes_per_s->value <
       kLinkNotFull * costs.link_bytes_per_s->value)
-    costs.flow_bytes_per_s = costs.lane_bytes_per_s;
+    costs.probed_flow_bytes_per_s = std::exchange(costs.flow_bytes_per_s, costs.lane_bytes_per_s);
 }
 
 // ---- delays --------------------------------------------------------------------------------
@@ -248,9 +278,9 @@ void read_facts(const trace::Trace& trace, Costs& costs) {
 }  // namespace
 
 void fit_messages(const trace::Trace& trace, Costs& costs) {
+  read_facts(trace, costs);
   fit_lanes(trace, costs);
   fit_delays(trace, costs);
-  read_facts(trace, costs);
 }
 
 }  // namespace weft::cost

@@ -30,21 +30,20 @@ Event event_of(Kind kind, Shape shape, int64_t start, int64_t duration, uint32_t
   return event;
 }
 
-// Rank 0 hands `count` chunks to one lane at once, which carries `bytes_per_ns`.
-trace::Trace busy_lane(size_t count, double bytes_per_ns) {
+// Rank 0 hands `count` chunks to one lane, which carries `bytes_per_ns` and always has three.
+trace::Trace busy_lane(size_t count, double bytes_per_ns, uint64_t bytes = 20'000,
+                       uint16_t lane = 0) {
   trace::Trace trace;
   trace.processes = {process_of(0), process_of(1)};
-  constexpr uint64_t kBytes = 20'000;
-  double arrival = 1e6;
+  const double each = static_cast<double>(bytes + kHeaderBytes) / bytes_per_ns;
   for (size_t i = 0; i < count; ++i) {
-    arrival += static_cast<double>(kBytes + kHeaderBytes) / bytes_per_ns;
+    const double arrival = 1e6 + static_cast<double>(i + 1) * each;
     for (Shape shape : {Shape::send, Shape::receive}) {
-      int64_t start =
-          shape == Shape::send ? static_cast<int64_t>(i) : static_cast<int64_t>(arrival);
-      Event event = event_of(Kind::chunk, shape, start, 0, 3);
-      event.message = i + 1;
-      event.bytes = kBytes;
-      event.lane = 0;
+      double start = shape == Shape::send ? std::max(0.0, arrival - 3 * each) : arrival;
+      Event event = event_of(Kind::chunk, shape, static_cast<int64_t>(start), 0, 3);
+      event.message = (uint64_t{lane} << 32) + i + 1;
+      event.bytes = bytes;
+      event.lane = lane;
       trace.processes[shape == Shape::send ? 0 : 1].events.push_back(event);
     }
   }
@@ -104,6 +103,35 @@ TEST(Messages, a_run_that_carried_more_than_its_probe_overrules_it) {
     for (int flows : {1, 2, 8}) add_probe(*one, static_cast<uint16_t>(flows), 40e6);
     EXPECT_NEAR(fit(*one).link_bytes_per_s->value, 40e6, 0.1e6);
   }
+}
+
+// At 1 Gb/s a chunk of 512 KiB over one of eight lanes is under way for 34 ms, and a stretch of 50
+// ms holds twelve ends of chunks, or thirteen, or sixteen: that is no rate.
+TEST(Messages, large_chunks_do_not_count_whole_where_they_end) {
+  trace::Trace trace;
+  trace.processes = {process_of(0), process_of(1)};
+  for (uint16_t lane = 0; lane < 8; ++lane) {
+    trace::Trace one = busy_lane(800, 0.124 / 8, 512u << 10, lane);
+    for (int rank = 0; rank < 2; ++rank)
+      trace.processes[rank].events.insert(trace.processes[rank].events.end(),
+                                          one.processes[rank].events.begin(),
+                                          one.processes[rank].events.end());
+  }
+  for (int flows : {1, 2, 8}) add_probe(trace, static_cast<uint16_t>(flows), 124e6);
+  Costs costs = fit(trace);
+  EXPECT_NEAR(costs.link_bytes_per_s->value, 124e6, 0.1e6);
+  EXPECT_FALSE(costs.probed_link_bytes_per_s);
+  // The same lanes show that a probe which found half of that was wrong.
+  for (trace::ProbeResult& result : trace.processes[0].probe) result.bytes /= 2;
+  costs = fit(trace);
+  ASSERT_TRUE(costs.probed_link_bytes_per_s);
+  EXPECT_NEAR(costs.probed_link_bytes_per_s->value, 62e6, 0.1e6);
+  EXPECT_GT(costs.link_bytes_per_s->value, 0.85 * 124e6);
+  EXPECT_LE(costs.link_bytes_per_s->value, 124.1e6) << "never more than there was";
+  auto without = without_corrections(costs);
+  ASSERT_EQ(without.size(), 1u);
+  EXPECT_NEAR(without[0].link_bytes_per_s->value, 62e6, 0.1e6);
+  EXPECT_FALSE(without[0].probed_link_bytes_per_s);
 }
 
 TEST(Messages, what_stays_inside_a_host_says_nothing_about_its_link) {

@@ -129,6 +129,7 @@ Result<Analysis> analyze(Recorded recorded) {
   if (replayer.fidelity().unknown) return *replayer.fidelity().unknown;
   if (!(replayer.fidelity().replayed_ns > 0))
     return error(Code::unsupported, "its iterations take no time: nothing to replay");
+  costs = replayer.costs();
   return Analysis{std::move(recorded), std::move(costs), std::move(replayer)};
 }
 

@@ -93,6 +93,8 @@ class Replayer {
  public:
   // Fails with unsupported when the trace lacks what every replay needs, saying what. When only the
   // recorded plan cannot be replayed, fidelity() says why, and other questions may have answers.
+  // Where the costs say that the run overruled its probe, what makes the recorded run come out
+  // worse is taken back: costs() says what was used.
   static Result<Replayer> make(const graph::Graph& graph, const cost::Costs& costs);
   // The same run, as if the devices had computed like this. The fidelity stays that of the record.
   // REQUIRES: !counted.empty(); each has the layers of every rank.
@@ -123,6 +125,7 @@ class Replayer {
 
  private:
   struct Impl;
+  static Result<Replayer> with_costs(const graph::Graph& graph, const cost::Costs& costs);
   explicit Replayer(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
 };
