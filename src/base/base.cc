@@ -335,4 +335,8 @@ double quantile(std::vector<double> values, double q) {
   return values[below] + share * (values[below + 1] - values[below]);
 }
 
+Interval median_of(const std::vector<double>& values) {
+  return {quantile(values, 0.5), quantile(values, 0.25), quantile(values, 0.75)};
+}
+
 }  // namespace weft

@@ -287,6 +287,14 @@ std::optional<std::string> nearest(std::string_view word, std::span<const std::s
 // The value below which a share `q` (0 to 1) of `values` lies, by linear interpolation.
 // REQUIRES: !values.empty().
 double quantile(std::vector<double> values, double q);
+// A value with what lies around it: quartiles of what was measured, or bounds of what is predicted.
+struct Interval {
+  double value = 0;
+  double low = 0;
+  double high = 0;
+};
+// The median with the quartiles. REQUIRES: !values.empty().
+Interval median_of(const std::vector<double>& values);
 
 // ---- bytes and characters ----------------------------------------------------------------
 

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "verb.h"
-#include "weft/loop.h"
+#include "weft/analysis.h"
 
 namespace weft::cli {
 

@@ -71,12 +71,12 @@ void print_alignment(const align::Alignment& alignment) {
 Outcome run(const Options& options) {
   auto trace = trace::read(options.run);
   if (!trace) return Outcome::bad_input(trace.error());
-  auto alignment = loop::put_on_one_clock(*trace);
+  auto alignment = analysis::put_on_one_clock(*trace);
   if (!alignment) return Outcome::bad_input(std::move(alignment).error().in(options.run));
   for (const trace::Damage& damage : trace->damage)
     if (damage.any())
       alignment->remarks.push_back(damage.file + " is damaged: aligned by what is left of it");
-  if (!options.output.empty()) WEFT_TRY(loop::write_run(*trace, options.output));
+  if (!options.output.empty()) WEFT_TRY(analysis::write_run(*trace, options.output));
   if (options.json) {
     print_json(as_json(options, *alignment));
     return {};

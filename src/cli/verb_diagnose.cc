@@ -78,12 +78,12 @@ void print_layers(const trace::Environment& environment, const diagnose::Diagnos
 }
 
 Outcome run(const Options& options) {
-  auto analysis = loop::analyze(options.run);
+  auto analysis = analysis::analyze(options.run);
   if (!analysis) return Outcome::bad_input(analysis.error());
   auto diagnosis = diagnose::diagnose(analysis->recorded.graph, analysis->replayer);
   if (!diagnosis) return Outcome::bad_input(std::move(diagnosis).error().in(options.run));
   if (options.json) {
-    print(loop::json(options.run, *analysis, *diagnosis));
+    print(analysis::json(options.run, *analysis, *diagnosis));
     return {};
   }
   const trace::Environment& environment = analysis->recorded.environment();

@@ -24,17 +24,17 @@ struct Options {
 constexpr size_t kLayersShown = 12;
 constexpr size_t kWidth = 40;
 
-std::optional<double> change_of(const loop::Row& row) {
+std::optional<double> change_of(const analysis::Row& row) {
   if (!row.before || !row.after) return std::nullopt;
   return *row.after - *row.before;
 }
 
-Json rows_json(const std::vector<loop::Row>& rows) {
+Json rows_json(const std::vector<analysis::Row>& rows) {
   auto or_null = [](const std::optional<double>& value) {
     return value ? Json(*value) : Json(nullptr);
   };
   Json out = Json::array();
-  for (const loop::Row& row : rows)
+  for (const analysis::Row& row : rows)
     out.push_back({{"what", row.what},
                    {"before_ms", or_null(row.before)},
                    {"after_ms", or_null(row.after)},
@@ -42,7 +42,7 @@ Json rows_json(const std::vector<loop::Row>& rows) {
   return out;
 }
 
-Json side_json(const std::string& path, const loop::Recorded& run, const lab::Interval& time) {
+Json side_json(const std::string& path, const analysis::Recorded& run, const Interval& time) {
   return {{"run", path},
           {"predicted", run.predicted()},
           {"plan", run.environment().plan_name},
@@ -52,8 +52,9 @@ Json side_json(const std::string& path, const loop::Recorded& run, const lab::In
           {"high", time.high}};
 }
 
-Json as_json(const Options& options, const loop::Recorded& before, const loop::Recorded& after,
-             const loop::Comparison& found, const std::vector<std::string>& remarks) {
+Json as_json(const Options& options, const analysis::Recorded& before,
+             const analysis::Recorded& after, const analysis::Comparison& found,
+             const std::vector<std::string>& remarks) {
   Json plan = nullptr;
   if (found.plan) {
     plan = Json::array();
@@ -74,18 +75,18 @@ Json as_json(const Options& options, const loop::Recorded& before, const loop::R
 
 std::string cell(const std::optional<double>& ms) { return ms ? text("%.2f ms", *ms) : "-"; }
 
-void add_rows(Table& table, const std::vector<loop::Row>& rows) {
-  for (const loop::Row& row : rows) {
+void add_rows(Table& table, const std::vector<analysis::Row>& rows) {
+  for (const analysis::Row& row : rows) {
     auto change = change_of(row);
     table.add(
         {row.what, cell(row.before), cell(row.after), change ? text("%+.2f ms", *change) : "-"});
   }
 }
 
-void print_comparison(const Options& options, const loop::Recorded& before,
-                      const loop::Recorded& after, const loop::Comparison& found) {
-  auto side = [](const char* name, const std::string& path, const loop::Recorded& run,
-                 const lab::Interval& time) {
+void print_comparison(const Options& options, const analysis::Recorded& before,
+                      const analysis::Recorded& after, const analysis::Comparison& found) {
+  auto side = [](const char* name, const std::string& path, const analysis::Recorded& run,
+                 const Interval& time) {
     print(text(
         "%-11s %.1f ms (%.1f to %.1f), %s under plan %s: %s\n", name, time.value, time.low,
         time.high, run.predicted() ? "predicted" : "measured",
@@ -104,14 +105,15 @@ void print_comparison(const Options& options, const loop::Recorded& before,
   add_rows(table, found.ranks);
   print(table.text());
 
-  std::vector<loop::Row> layers;
-  for (const loop::Row& row : found.layers)
+  std::vector<analysis::Row> layers;
+  for (const analysis::Row& row : found.layers)
     if (row.before.value_or(0) >= 0.005 || row.after.value_or(0) >= 0.005) layers.push_back(row);
-  auto size = [](const loop::Row& row) {
+  auto size = [](const analysis::Row& row) {
     return std::fabs(row.after.value_or(0) - row.before.value_or(0));
   };
-  std::stable_sort(layers.begin(), layers.end(),
-                   [&](const loop::Row& a, const loop::Row& b) { return size(a) > size(b); });
+  std::stable_sort(
+      layers.begin(), layers.end(),
+      [&](const analysis::Row& a, const analysis::Row& b) { return size(a) > size(b); });
   layers.resize(std::min(layers.size(), kLayersShown));
   if (!layers.empty()) {
     Table waits({{"waited for layer"},
@@ -131,9 +133,9 @@ void print_comparison(const Options& options, const loop::Recorded& before,
 }
 
 Outcome run(const Options& options) {
-  auto before = loop::understand(options.before);
+  auto before = analysis::understand(options.before);
   if (!before) return Outcome::bad_input(before.error());
-  auto after = loop::understand(options.after);
+  auto after = analysis::understand(options.after);
   if (!after) return Outcome::bad_input(after.error());
   std::vector<std::string> remarks;
   for (const auto& [name, run] : {std::pair("before: ", &*before), {"after: ", &*after}})
@@ -141,7 +143,7 @@ Outcome run(const Options& options) {
   if (before->graph.model.name != after->graph.model.name)
     remarks.push_back("the runs are of different models: " + before->graph.model.name + " and " +
                       after->graph.model.name);
-  const loop::Comparison found = loop::compare(*before, *after);
+  const analysis::Comparison found = analysis::compare(*before, *after);
   if (options.json) {
     print_json(as_json(options, *before, *after, found, remarks));
     return {};

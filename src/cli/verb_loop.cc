@@ -8,6 +8,7 @@
 #include "lab_options.h"
 #include "table.h"
 #include "verb.h"
+#include "weft/loop.h"
 
 namespace weft::cli {
 
@@ -24,7 +25,7 @@ struct Options {
 constexpr size_t kFindingsShown = 3;
 constexpr size_t kWidth = 28;
 
-std::string interval_text(const lab::Interval& time) {
+std::string interval_text(const Interval& time) {
   return text("%.1f ms (%.1f to %.1f)", time.value, time.low, time.high);
 }
 

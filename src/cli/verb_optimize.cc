@@ -108,7 +108,7 @@ Outcome run(const Options& options) {
   search.without = options.without;
   search.progress = narrator();
   WEFT_ASSIGN(search.cluster, cluster_of(options.set));
-  auto analysis = loop::analyze(options.run);
+  auto analysis = analysis::analyze(options.run);
   if (!analysis) return Outcome::bad_input(analysis.error());
   // A place that cannot be written to is told before the search, not after it.
   std::string folder = std::filesystem::path(options.output).parent_path();

@@ -52,14 +52,14 @@ Outcome run(const Options& options) {
   }
   WEFT_ASSIGN(question.cluster, cluster_of(options.set));
   question.make_trace = !options.output.empty();
-  auto analysis = loop::analyze(options.run);
+  auto analysis = analysis::analyze(options.run);
   if (!analysis) return Outcome::bad_input(analysis.error());
   const replay::Replayer& replayer = analysis->replayer;
   auto prediction = replayer.predict(question);
   if (!prediction) return std::move(prediction).error().in(options.run);
   if (!options.output.empty()) {
-    loop::note_cluster(*prediction, question.cluster);
-    WEFT_TRY(loop::write_run(*prediction->trace, options.output));
+    analysis::note_cluster(*prediction, question.cluster);
+    WEFT_TRY(analysis::write_run(*prediction->trace, options.output));
   }
 
   const trace::Environment& environment = analysis->recorded.environment();

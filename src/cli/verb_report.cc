@@ -26,22 +26,22 @@ struct Options {
 struct Shown {
   std::string path;
   std::string label;
-  std::optional<loop::Analysis> analysis;
-  std::optional<loop::Recorded> recorded;  // when there is no analysis
+  std::optional<analysis::Analysis> analysis;
+  std::optional<analysis::Recorded> recorded;  // when there is no analysis
   std::optional<diagnose::Diagnosis> diagnosis;
 
-  const loop::Recorded& run() const { return analysis ? analysis->recorded : *recorded; }
+  const analysis::Recorded& run() const { return analysis ? analysis->recorded : *recorded; }
 };
 
 Result<Shown> look_at(const std::string& path) {
   Shown out;
   out.path = path;
-  WEFT_ASSIGN(loop::Recorded recorded, loop::understand(path));
+  WEFT_ASSIGN(analysis::Recorded recorded, analysis::understand(path));
   if (recorded.predicted()) {
     out.recorded = std::move(recorded);
     return out;
   }
-  WEFT_ASSIGN(out.analysis, loop::analyze(std::move(recorded)));
+  WEFT_ASSIGN(out.analysis, analysis::analyze(std::move(recorded)));
   WEFT_ASSIGN(out.diagnosis,
               diagnose::diagnose(out.analysis->recorded.graph, out.analysis->replayer));
   return out;
@@ -115,7 +115,7 @@ Outcome run(const Options& options) {
     page.title = text("%s on %u ranks", runs.front().run().graph.model.name.c_str(),
                       runs.front().run().graph.ranks);
   for (const Shown& shown : runs) {
-    lab::Interval time = shown.run().iteration_ms();
+    Interval time = shown.run().iteration_ms();
     page.runs.push_back({shown.label, &shown.run().trace, time.value, time.low, time.high,
                          shown.diagnosis ? &*shown.diagnosis : nullptr});
   }

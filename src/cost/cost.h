@@ -93,6 +93,9 @@ Costs fit(const trace::Trace& trace);
 // it overruled nothing.
 std::vector<Costs> without_corrections(const Costs& costs);
 
+// Flows that carry this share of a link fill it: what is left is within the error of a probe.
+inline constexpr double kFillsLink = 0.97;
+
 // Bytes a second that n flows of one host carry together; nullopt when nothing was measured, or
 // when n is more than was measured and the link was not yet full.
 std::optional<double> rate_of_flows(const Costs& costs, uint32_t flows);

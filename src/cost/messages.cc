@@ -82,10 +82,10 @@ Transfers transfers(const trace::Trace& trace) {
   return by_lane;
 }
 
-// What surely passed during the busiest tenth of the stretches of one length: bytes that were handed
-// to a lane after the stretch had begun and were taken from it before it ended. What was under way
-// at either end may have passed before or after, and does not count, so this is never too much. A
-// shaper lets `burst` bytes more pass than the link carries.
+// What surely passed during the busiest tenth of the stretches of one length: bytes that were
+// handed to a lane after the stretch had begun and were taken from it before it ended. What was
+// under way at either end may have passed before or after, and does not count, so this is never too
+// much. A shaper lets `burst` bytes more pass than the link carries.
 std::optional<Fitted> surely_carried(const std::vector<Transfer>& moved, int64_t length,
                                      double burst) {
   const int64_t step = length / kStepsPerStretch;

@@ -7,7 +7,6 @@
 namespace weft::diagnose {
 namespace {
 
-constexpr double kLinkFull = 0.95;      // lanes that carry this share of the link fill it
 constexpr uint32_t kLanesTried = 16;    // more are rarely worth their sockets
 constexpr double kSlowRank = 1.05;      // of what the others compute
 constexpr double kEqualRanks = 0.95;    // ranks this near to each other are slow together
@@ -148,7 +147,8 @@ class Search {
     for (uint32_t n = plan_.lanes + 1; n <= kLanesTried; ++n) {
       if (!cost::rate_of_flows(costs_, n)) break;
       best = n;
-      if (n * costs_.flow_bytes_per_s->value >= kLinkFull * costs_.link_bytes_per_s->value) break;
+      if (n * costs_.flow_bytes_per_s->value >= cost::kFillsLink * costs_.link_bytes_per_s->value)
+        break;
     }
     return best;
   }
@@ -156,7 +156,7 @@ class Search {
   void one_flow_limit() {
     if (!is_capped()) return;
     double flow = costs_.flow_bytes_per_s->value, link = costs_.link_bytes_per_s->value;
-    if (plan_.lanes * flow >= kLinkFull * link) return;
+    if (plan_.lanes * flow >= cost::kFillsLink * link) return;
     uint32_t lanes = lanes_that_fill();
     Finding finding;
     finding.name = "one_flow_limit";

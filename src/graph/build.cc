@@ -166,7 +166,26 @@ const char* name_of(NodeType type) {
   return "unknown";
 }
 
-size_t Graph::first_counted() const { return iterations.size() > 3 ? 2 : 0; }
+size_t Graph::first_counted() const {
+  return iterations.size() > trace::kWarmUpIterations + 1 ? trace::kWarmUpIterations : 0;
+}
+
+IterationTimes iteration_times(const Graph& graph) {
+  IterationTimes out;
+  double slowest = -1;
+  for (uint32_t rank = 0; rank < graph.ranks; ++rank) {
+    std::vector<double> own;
+    for (size_t i = graph.first_counted(); i < graph.iterations.size(); ++i)
+      own.push_back(static_cast<double>(graph.iterations[i].end_ns[rank] -
+                                        graph.iterations[i].start_ns[rank]));
+    if (own.empty()) return out;
+    out.median_ns.push_back(quantile(own, 0.5));
+    if (out.median_ns.back() <= slowest) continue;
+    slowest = out.median_ns.back();
+    out.of_slowest_ns = std::move(own);
+  }
+  return out;
+}
 
 void settle(Graph& graph, Parts& parts, Edges edges) {
   std::vector<uint32_t> order(parts.nodes.size());

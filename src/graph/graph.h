@@ -104,9 +104,16 @@ struct Graph {
   std::vector<Iteration> iterations;  // whole ones, in order
   std::vector<std::string> remarks;   // what was missing or left out, for people
 
-  // Iterations that count: without the first two, if there are more than three.
+  // Iterations that count: without those that warm up, if there are others.
   size_t first_counted() const;
 };
+
+// How long an iteration takes: those that count, from start to end.
+struct IterationTimes {
+  std::vector<double> of_slowest_ns;  // on the rank with the largest median
+  std::vector<double> median_ns;      // by rank
+};
+IterationTimes iteration_times(const Graph& graph);
 
 // Fails with invalid_argument, saying what is missing, when the trace cannot make a graph: a rank
 // is missing, no model, no whole iteration. A run without communication makes a graph of compute.

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "weft/cost.h"
+
 namespace weft::lab {
 namespace {
 
@@ -40,12 +42,14 @@ Bytes Factors::to_real(Bytes target) const { return {divided(target.count, shrin
 uint64_t Factors::to_real_elements(uint64_t target) const { return divided(target, shrink); }
 
 Nanos one_flow_iteration(const Target& target, const Workload& workload) {
-  const double hosts = std::max(target.hosts, 1u);
+  const uint32_t hosts = std::max(target.hosts, 1u);
   const double rate = target.flow_bits_per_s > 0
                           ? std::min(target.link_bits_per_s, target.flow_bits_per_s)
                           : target.link_bits_per_s;
-  const double bits = 2 * (hosts - 1) / hosts * 8 * static_cast<double>(workload.gradients.count);
-  const Nanos transfer = rate > 0 ? Nanos::from_seconds(bits / rate) : Nanos{};
+  const Nanos transfer = rate > 0
+                             ? Nanos::from_seconds(cost::ring_wire_seconds(
+                                   static_cast<double>(workload.gradients.count), hosts, rate / 8))
+                             : Nanos{};
   return workload.compute + transfer;
 }
 

@@ -63,7 +63,6 @@ struct WorkerResult {
 Result<void> write_result(const std::string& path, const WorkerResult& result);
 Result<WorkerResult> read_result(const std::string& path);
 
-// The first iterations warm up connections and are not counted.
-inline constexpr uint32_t kWarmUpIterations = 2;
+using trace::kWarmUpIterations;
 
 }  // namespace weft::lab

@@ -55,12 +55,6 @@ struct RunOptions {
   uint32_t mtu = 9000;
 };
 
-struct Interval {
-  double value = 0;  // median
-  double low = 0;    // quartiles
-  double high = 0;
-};
-
 struct RunResult {
   // Milliseconds of the target, between successive starts of forward on the slowest rank, the
   // first two dropped.

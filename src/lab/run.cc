@@ -195,10 +195,6 @@ Result<void> mind(std::vector<Child>& children) {
   return Error(Code::peer_lost, message);
 }
 
-Interval spread_of(const std::vector<double>& values) {
-  return {quantile(values, 0.5), quantile(values, 0.25), quantile(values, 0.75)};
-}
-
 Result<RunResult> summarise(const RunOptions& options, const Model& model, const Factors& factors) {
   RunResult out;
   out.sums_exact = true;
@@ -223,7 +219,7 @@ Result<RunResult> summarise(const RunOptions& options, const Model& model, const
     for (size_t i = kWarmUpIterations; i + 1 < result.starts_ns.size(); ++i)
       intervals.push_back(
           factors.to_target(Nanos{result.starts_ns[i + 1] - result.starts_ns[i]}).millis());
-    Interval spread = spread_of(intervals);
+    Interval spread = intervals.empty() ? Interval{} : median_of(intervals);
     if (first || spread.value > out.iteration_ms.value) {
       out.iteration_ms = spread;
       out.iterations_ms = intervals;

@@ -23,8 +23,7 @@ Result<void> check_folder(const std::string& path) {
   return {};
 }
 
-lab::Interval to_target_ms(const trace::Environment& environment,
-                           const replay::Prediction& prediction) {
+Interval to_target_ms(const trace::Environment& environment, const replay::Prediction& prediction) {
   auto ms = [&](double ns) { return environment.to_target_ns(ns) * 1e-6; };
   return {ms(prediction.iteration_ns), ms(prediction.low_ns), ms(prediction.high_ns)};
 }
@@ -46,7 +45,7 @@ Result<void> predict_chosen(const replay::Replayer& replayer, Outcome& out, trac
   trace = std::move(*out.predicted.trace);
   out.predicted.trace.reset();
   out.predicted_ms = to_target_ms(out.environment, out.predicted);
-  return write_run(trace, out.paths.predicted);
+  return analysis::write_run(trace, out.paths.predicted);
 }
 
 // The same job under the new plan. A plan that does the same is not run again.
@@ -84,14 +83,14 @@ Result<void> write_plans(const std::string& folder, const Outcome& out) {
   return {};
 }
 
-Result<void> write_page(const Options& options, const Analysis& before,
+Result<void> write_page(const Options& options, const analysis::Analysis& before,
                         const trace::Trace& predicted, const Outcome& out) {
-  WEFT_ASSIGN(Analysis after, analyze(out.paths.after));
+  WEFT_ASSIGN(analysis::Analysis after, analysis::analyze(out.paths.after));
   WEFT_ASSIGN(diagnose::Diagnosis diagnosis,
               diagnose::diagnose(after.recorded.graph, after.replayer));
   report::Page page;
   page.title = text("%s on %u hosts", before.recorded.graph.model.name.c_str(), options.lab.hosts);
-  auto measured = [](const char* label, const Analysis& run, const lab::Interval& time,
+  auto measured = [](const char* label, const analysis::Analysis& run, const Interval& time,
                      const diagnose::Diagnosis& found) {
     return report::Run{label, &run.recorded.trace, time.value, time.low, time.high, &found};
   };
@@ -144,7 +143,7 @@ Result<Outcome> run(const Options& options, const Say& progress) {
   WEFT_ASSIGN(out.before, lab::run(first, say));
 
   say("reading, aligning and replaying what was recorded");
-  WEFT_ASSIGN(Analysis before, analyze(out.paths.before));
+  WEFT_ASSIGN(analysis::Analysis before, analysis::analyze(out.paths.before));
   out.environment = before.recorded.environment();
   out.remarks = before.recorded.remarks;
   out.fidelity = before.replayer.fidelity();

@@ -5,10 +5,9 @@
 //    ▲                                                                          │
 //    └────────────────────────── the same job under it ◄────────────────────────┘
 //
-// It holds no knowledge of its own: each step is a module, and here they stand in a row. What
-// the verbs of analysis share (reading a run, comparing two, JSON) is here too.
+// It holds no knowledge of its own: each step is a module, and here they stand in a row.
 //
-// Threads: run() needs a process with one thread, as lab::run() does; the rest are pure functions.
+// Threads: run() needs a process with one thread, as lab::run() does.
 #pragma once
 
 #include <functional>
@@ -16,67 +15,10 @@
 #include <string>
 #include <vector>
 
-#include "weft/align.h"
-#include "weft/diagnose.h"
+#include "weft/analysis.h"
 #include "weft/lab.h"
-#include "weft/optimize.h"
-#include "weft/replay.h"
 
 namespace weft::loop {
-
-// ---- understanding a run -------------------------------------------------------------------
-
-// Puts all processes on one clock. A predicted trace has one clock, and is not touched.
-Result<align::Alignment> put_on_one_clock(trace::Trace& trace);
-
-// A trace on one clock, and its graph: enough to look at, and to compare.
-struct Recorded {
-  trace::Trace trace;
-  align::Alignment alignment;
-  graph::Graph graph;
-  std::vector<std::string> remarks;  // what was missing, damaged or left out, for people
-
-  const trace::Environment& environment() const { return graph.environment; }
-  bool predicted() const { return graph.environment.predicted; }
-  // One iteration in the target's milliseconds, on the rank that is slowest; those that count.
-  lab::Interval iteration_ms() const;
-};
-// Errors name the run, what it lacks, and what to do.
-Result<Recorded> understand(trace::Trace trace);
-Result<Recorded> understand(const std::string& run);
-
-// The same, and what prediction needs. A run that moved no gradient is replayed as compute alone,
-// and its remarks say so.
-struct Analysis {
-  Recorded recorded;
-  cost::Costs costs;
-  replay::Replayer replayer;
-};
-Result<Analysis> analyze(Recorded recorded);
-Result<Analysis> analyze(const std::string& run);
-
-// Writes every process of a trace into a folder, which must be absent or empty.
-Result<void> write_run(const trace::Trace& trace, const std::string& folder);
-// The events of a predicted run, with the asked cluster among its facts.
-// REQUIRES: prediction.trace.
-void note_cluster(replay::Prediction& prediction, const replay::Cluster& cluster);
-
-// ---- comparing two runs --------------------------------------------------------------------
-
-// In the target's time. A side that has no such thing is absent.
-struct Row {
-  std::string what;
-  std::optional<double> before, after;
-};
-struct Comparison {
-  lab::Interval before, after;  // iteration_ms
-  std::vector<Row> kinds;       // ms of one iteration of one rank
-  std::vector<Row> ranks;       // ms of an iteration
-  std::vector<Row> layers;      // ms that training waited for a layer's gradients
-  std::optional<std::vector<plan::Difference>> plan;  // absent: a run has no plan
-  double percent() const;                             // of the iteration: after against before
-};
-Comparison compare(const Recorded& before, const Recorded& after);
 
 // ---- the loop ------------------------------------------------------------------------------
 
@@ -93,7 +35,7 @@ struct Paths {
 struct Outcome {
   lab::RunResult before, after;
   replay::Prediction predicted;  // of the plan that was applied; without its trace
-  lab::Interval predicted_ms;    // the same in the target's time
+  Interval predicted_ms;         // the same in the target's time
   replay::Fidelity fidelity;
   diagnose::Diagnosis diagnosis;  // of the run before
   optimize::Optimized optimized;
@@ -114,9 +56,7 @@ Result<Outcome> run(const Options& options,
 
 // ---- as JSON -------------------------------------------------------------------------------
 
-// One object each, two-space indent, a newline at the end; times are the target's.
+// One object, two-space indent, a newline at the end; times are the target's.
 std::string json(const Outcome& outcome);
-std::string json(const std::string& run, const Analysis& analysis,
-                 const diagnose::Diagnosis& diagnosis);
 
 }  // namespace weft::loop

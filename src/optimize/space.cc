@@ -18,9 +18,6 @@ constexpr Bytes kMostCredit = mib(1024);
 constexpr double kCreditSeconds = 0.016;
 constexpr Bytes kLeastCreditLow = mib(4), kLeastCreditHigh = mib(32);
 
-// A link is full when flows carry this share of what it can.
-constexpr double kFull = 0.99;
-
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 // The least credit that is trusted on a link of that (real) rate.
@@ -74,7 +71,7 @@ std::optional<uint32_t> filling_lanes(const replay::Replayer& replayer,
   if (!(rates.link > 0)) return std::nullopt;
   if (cluster.link_bits_per_s || cluster.flow_bits_per_s) {
     if (!(rates.flow > 0)) return std::nullopt;
-    double lanes = std::ceil(kFull * rates.link / rates.flow);
+    double lanes = std::ceil(cost::kFillsLink * rates.link / rates.flow);
     return static_cast<uint32_t>(std::clamp(lanes, 1.0, static_cast<double>(max_lanes)));
   }
   // The most that was measured may be less than the link; then more lanes are not asked for.
@@ -82,7 +79,8 @@ std::optional<uint32_t> filling_lanes(const replay::Replayer& replayer,
   for (uint32_t n = max_lanes; n >= 1; --n) {
     auto rate = cost::rate_of_flows(replayer.costs(), n);
     if (!rate) continue;
-    if (!best || *rate >= kFull * cost::rate_of_flows(replayer.costs(), *best).value_or(0))
+    if (!best ||
+        *rate >= cost::kFillsLink * cost::rate_of_flows(replayer.costs(), *best).value_or(0))
       best = n;
   }
   return best;

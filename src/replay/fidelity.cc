@@ -48,30 +48,10 @@ std::map<std::string, double> kinds_of(const graph::Graph& graph) {
 
 }  // namespace
 
-IterationTimes iteration_times(const graph::Graph& graph) {
-  IterationTimes out;
-  std::vector<double> slowest;
-  double slowest_median = -1;
-  for (uint32_t r = 0; r < graph.ranks; ++r) {
-    std::vector<double> own;
-    for (size_t i = graph.first_counted(); i < graph.iterations.size(); ++i)
-      own.push_back(
-          static_cast<double>(graph.iterations[i].end_ns[r] - graph.iterations[i].start_ns[r]));
-    if (own.empty()) return out;
-    double median = quantile(own, 0.5);
-    out.median_ns.push_back(median);
-    if (median > slowest_median) {
-      slowest_median = median;
-      slowest = std::move(own);
-    }
-  }
-  out.of_slowest_ns = std::move(slowest);
-  return out;
-}
-
 Fidelity compare(const graph::Graph& measured, const graph::Graph& replayed) {
   Fidelity out;
-  IterationTimes was = iteration_times(measured), is = iteration_times(replayed);
+  graph::IterationTimes was = graph::iteration_times(measured),
+                        is = graph::iteration_times(replayed);
   if (was.of_slowest_ns.empty() || is.of_slowest_ns.empty()) return out;
   out.measured_ns = quantile(was.of_slowest_ns, 0.5);
   out.replayed_ns = quantile(is.of_slowest_ns, 0.5);

@@ -13,8 +13,7 @@ namespace {
 
 constexpr uint32_t kLeastIterations = 4;
 constexpr double kLongestDelay = 1e8;  // 0.1 s: what takes longer is not a host's delay
-// The first two find queues empty and are not counted.
-constexpr uint32_t kWarmUp = 2;
+using trace::kWarmUpIterations;
 // Enough to compare with what was measured; more only takes memory.
 constexpr uint32_t kFidelityIterations = 12;
 // What is left when everything that is modelled is right: the spread of errors over plans and
@@ -91,7 +90,7 @@ struct Replayer::Impl {
   size_t nodes = 0;                                     // of the graph; 0: it was made up
   std::vector<graph::Iteration> iterations;             // those that count
   std::vector<std::vector<graph::LayerTimes>> typical;  // by iteration: median of all ranks
-  IterationTimes measured;
+  graph::IterationTimes measured;
   double compute_ns = 0;
   double gradient_bytes = 0;
   Fidelity fidelity;
@@ -291,10 +290,11 @@ Result<Job> Replayer::Impl::job(const Question& question,
   Job out;
   out.host_of = hosts_for(question.cluster);
   out.ranks = static_cast<uint32_t>(out.host_of.size());
-  out.iterations = question.iterations > 0
-                       ? question.iterations
-                       : std::max<uint32_t>(kLeastIterations,
-                                            static_cast<uint32_t>(iterations.size()) + kWarmUp);
+  out.iterations =
+      question.iterations > 0
+          ? question.iterations
+          : std::max<uint32_t>(kLeastIterations,
+                               static_cast<uint32_t>(iterations.size()) + kWarmUpIterations);
   out.model = &model;
   if (what_if.healed && ranks > 1) {
     std::vector<uint32_t> others;
@@ -431,7 +431,7 @@ void summarize(const Simulated& run, Prediction& out) {
   double slowest = -1;
   for (const std::vector<int64_t>& starts : run.starts) {
     std::vector<double> own;
-    size_t first = starts.size() > kWarmUp + 2 ? kWarmUp : 0;
+    size_t first = starts.size() > kWarmUpIterations + 2 ? kWarmUpIterations : 0;
     for (size_t i = first; i + 1 < starts.size(); ++i)
       own.push_back(static_cast<double>(starts[i + 1] - starts[i]));
     double median = own.empty() ? 0 : quantile(own, 0.5);
@@ -568,13 +568,13 @@ Result<Replayer> Replayer::with_costs(const graph::Graph& graph, const cost::Cos
   }
   impl->set_compute({graph.iterations.begin() + static_cast<ptrdiff_t>(graph.first_counted()),
                      graph.iterations.end()});
-  impl->measured = iteration_times(graph);
+  impl->measured = graph::iteration_times(graph);
 
   // Fidelity first: the recorded plan, replayed like any other.
   Question same;
   same.make_trace = true;
   same.interval = false;
-  same.iterations = std::clamp(static_cast<uint32_t>(impl->iterations.size()) + kWarmUp,
+  same.iterations = std::clamp(static_cast<uint32_t>(impl->iterations.size()) + kWarmUpIterations,
                                kLeastIterations, kFidelityIterations);
   impl->fidelity.measured_ns = quantile(impl->measured.of_slowest_ns, 0.5);
   auto replayed = impl->predict(same);

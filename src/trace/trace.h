@@ -33,6 +33,10 @@ inline constexpr uint16_t kFormatVersion = 1;
 inline constexpr uint32_t kNone = 0xffffffff;  // "not said", for the 32-bit fields of an Event
 inline constexpr uint16_t kNone16 = 0xffff;    // the same for the 16-bit ones
 
+// The first iterations of a run find connections and queues cold: they are recorded, and do not
+// count.
+inline constexpr uint32_t kWarmUpIterations = 2;
+
 // The shape of a record. Reaches disk: append, never renumber.
 enum class Shape : uint8_t {
   span = 1,     // [start, start + duration)

@@ -79,7 +79,7 @@ class Seeds:
     def __init__(self, trace_sample, folder):
         sample = os.path.join(folder, "sample")
         subprocess.run([trace_sample, sample, "2"], check=True, timeout=60)
-        corpus = SOURCE / "src/loop/corpus/analysis"
+        corpus = SOURCE / "src/analysis/corpus/analysis"
         self.runs = [[pathlib.Path(sample, f"rank-{rank}.weft").read_bytes() for rank in range(3)]]
         for name in ("measured.weft", "predicted.weft"):
             data = (corpus / name).read_bytes()

@@ -4,9 +4,9 @@
 #include <cstdint>
 #include <span>
 
-#include "weft/loop.h"
+#include "weft/analysis.h"
 
-namespace weft::loop {
+namespace weft::analysis {
 namespace {
 
 // A fuzzer cannot guess checksums, so most of what it makes is refused by the reader. What a reader
@@ -63,19 +63,19 @@ void follow(const trace::Process& process) {
 }
 
 }  // namespace
-}  // namespace weft::loop
+}  // namespace weft::analysis
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   auto file = weft::trace::read_process(std::as_bytes(std::span(data, size)), "fuzz");
   if (!file) return 0;
-  weft::loop::follow(file->process);
+  weft::analysis::follow(file->process);
   uint64_t seed = size;
   for (size_t i = 0; i < size; i += 97) seed = seed * 31 + data[i];
   weft::Rng rng(seed);
   for (int round = 0; round < 4; ++round) {
     weft::trace::Process process = file->process;
-    weft::loop::disturb(process, rng);
-    weft::loop::follow(process);
+    weft::analysis::disturb(process, rng);
+    weft::analysis::follow(process);
   }
   return 0;
 }

@@ -2,9 +2,9 @@
 #include <algorithm>
 #include <map>
 
-#include "weft/loop.h"
+#include "weft/analysis.h"
 
-namespace weft::loop {
+namespace weft::analysis {
 namespace {
 
 struct Window {
@@ -118,4 +118,4 @@ Comparison compare(const Recorded& before, const Recorded& after) {
   return out;
 }
 
-}  // namespace weft::loop
+}  // namespace weft::analysis

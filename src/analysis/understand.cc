@@ -2,9 +2,9 @@
 #include <algorithm>
 #include <filesystem>
 
-#include "weft/loop.h"
+#include "weft/analysis.h"
 
-namespace weft::loop {
+namespace weft::analysis {
 namespace {
 
 namespace fs = std::filesystem;
@@ -49,24 +49,11 @@ Result<align::Alignment> put_on_one_clock(trace::Trace& trace) {
   return alignment;
 }
 
-lab::Interval Recorded::iteration_ms() const {
-  std::vector<double> slowest;
-  double slowest_median = -1;
-  for (uint32_t rank = 0; rank < graph.ranks; ++rank) {
-    std::vector<double> own;
-    for (size_t i = graph.first_counted(); i < graph.iterations.size(); ++i) {
-      const graph::Iteration& iteration = graph.iterations[i];
-      double wall_ns = static_cast<double>(iteration.end_ns[rank] - iteration.start_ns[rank]);
-      own.push_back(environment().to_target_ns(wall_ns) * 1e-6);
-    }
-    if (own.empty()) return {};
-    double median = quantile(own, 0.5);
-    if (median <= slowest_median) continue;
-    slowest_median = median;
-    slowest = std::move(own);
-  }
-  if (slowest.empty()) return {};
-  return {quantile(slowest, 0.5), quantile(slowest, 0.25), quantile(slowest, 0.75)};
+Interval Recorded::iteration_ms() const {
+  std::vector<double> times = graph::iteration_times(graph).of_slowest_ns;
+  if (times.empty()) return {};
+  for (double& time : times) time = environment().to_target_ns(time) * 1e-6;
+  return median_of(times);
 }
 
 Result<Recorded> understand(trace::Trace trace) {
@@ -165,4 +152,4 @@ void note_cluster(replay::Prediction& prediction, const replay::Cluster& cluster
   }
 }
 
-}  // namespace weft::loop
+}  // namespace weft::analysis
