@@ -19,9 +19,9 @@ namespace weft::join {
 namespace {
 
 constexpr Nanos kPatience = Nanos::from_seconds(3);  // with a stranger
-// The part of the driving thread's time that strangers may cost. Beyond it they wait in the kernel's
-// queue, and when that is full, members have to call several times. Whoever proves the secret costs
-// nothing; all members may call at once, so a part is kept in hand.
+// The part of the driving thread's time that strangers may cost. Beyond it they wait in the
+// kernel's queue, and when that is full, members have to call several times. Whoever proves the
+// secret costs nothing; all members may call at once, so a part is kept in hand.
 constexpr double kShareOfStrangers = 0.03;
 constexpr Nanos kInHand = Nanos::from_millis(25);
 // What takes longer was not work: another thread had the processor meanwhile.
@@ -134,7 +134,8 @@ void Acceptor::on_events(uint32_t) {
 
 void Acceptor::take_callers(Nanos now) {
   Nanos passed = std::max(Nanos{0}, now - counted_at_);
-  in_hand_ = std::min(kInHand, in_hand_ + Nanos::from_seconds(passed.seconds() * kShareOfStrangers));
+  in_hand_ =
+      std::min(kInHand, in_hand_ + Nanos::from_seconds(passed.seconds() * kShareOfStrangers));
   counted_at_ = now;
   // As many as there are and may be. Were it a fixed number a turn, a thread that comes to a turn
   // late, on a machine with other work, would let the kernel's queue grow to seconds.

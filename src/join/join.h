@@ -188,7 +188,7 @@ class Acceptor final : public net::Reactor::Handler {
   OnConnection on_connection_;
   std::deque<std::unique_ptr<Pending>> pending_;  // in the order in which they came
   std::vector<std::unique_ptr<Pending>> ended_;
-  size_t places_;  // for those who are not proved
+  size_t places_;     // for those who are not proved
   Nanos in_hand_;     // of time for strangers
   Nanos counted_at_;  // when that was
   bool watched_ = false;

@@ -243,8 +243,8 @@ TEST(Control, frames_arrive_in_order_however_they_are_cut) {
     const auto* raw = reinterpret_cast<const std::byte*>(&length);
     stream.insert(stream.end(), raw, raw + 4);
     stream.push_back(static_cast<std::byte>(Control::ready));
-    std::array<uint64_t, 2> proved = {hash64(words.bytes()),
-                                      uint64_t{length} * 256 + static_cast<uint8_t>(Control::ready)};
+    std::array<uint64_t, 2> proved = {
+        hash64(words.bytes()), uint64_t{length} * 256 + static_cast<uint8_t>(Control::ready)};
     auto checksum = static_cast<uint32_t>(hash64(std::as_bytes(std::span(proved))));
     const auto* sum = reinterpret_cast<const std::byte*>(&checksum);
     stream.insert(stream.end(), sum, sum + 4);

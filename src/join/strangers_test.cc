@@ -79,7 +79,10 @@ TEST(Strangers, during_join_are_refused_and_the_job_is_unharmed) {
   EXPECT_EQ(log.count("(rank 0): it is not one of the other ranks"), 1u) << log.all();
   EXPECT_EQ(log.count("(rank 1): the group is not complete yet"), 1u) << log.all();
   EXPECT_EQ(log.count("(rank 1): no such lane is missing"), 1u) << log.all();
-  EXPECT_EQ(log.count(text("it speaks protocol %u, this weft %u", kProtocol + 1u, unsigned{kProtocol})), 1u) << log.all();
+  EXPECT_EQ(
+      log.count(text("it speaks protocol %u, this weft %u", kProtocol + 1u, unsigned{kProtocol})),
+      1u)
+      << log.all();
   EXPECT_EQ(meshes[0]->acceptor->refused(), 9u);
   expect_data_flows(meshes);
 }
@@ -333,12 +336,13 @@ TEST(Strangers, that_come_and_go_all_the_time_wait_for_the_group) {
   double seconds = (monotonic_clock().now() - began).seconds();
   EXPECT_LE(static_cast<double>(log.count("refused")), 12 * (seconds + 2)) << "lines in the log";
   EXPECT_GE(log.count("more connections from 1 address within a second"), 1u);
-  RecordProperty("seen", text("%.0f calls a second take %.0f %% of the thread; 4 lanes open among them",
-                              static_cast<double>(calls) / seconds, 100 * (among - alone)));
+  RecordProperty("seen",
+                 text("%.0f calls a second take %.0f %% of the thread; 4 lanes open among them",
+                      static_cast<double>(calls) / seconds, 100 * (among - alone)));
 }
 
-// A call that waits unheard at a crowded door, as it does when the kernel's queue was full just when
-// it came, is not the only one.
+// A call that waits unheard at a crowded door, as it does when the kernel's queue was full just
+// when it came, is not the only one.
 TEST(Strangers, who_crowd_the_door_do_not_keep_a_member_waiting_for_one_call) {
   Fd door(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   sockaddr_in address{};
@@ -357,7 +361,9 @@ TEST(Strangers, who_crowd_the_door_do_not_keep_a_member_waiting_for_one_call) {
   std::vector<Fd> unheard;
   std::unique_ptr<net::Socket> heard;
   Handshake answer(net::kernel_system(), Handshake::Role::acceptor, kSecret, Hello{});
-  auto done = [&] { return dial.done() || monotonic_clock().now() - began > Nanos::from_seconds(5); };
+  auto done = [&] {
+    return dial.done() || monotonic_clock().now() - began > Nanos::from_seconds(5);
+  };
   while (!done()) {
     dial.tick(monotonic_clock().now());
     reactor->run_once(Nanos::from_millis(2));

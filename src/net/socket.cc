@@ -27,8 +27,8 @@ constexpr unsigned kUserTimeoutMs = 20'000;
 // Inside one machine a connection has no distance to fill: what lies in the kernel only falls out
 // of the caches before it is read. (The kernel doubles this.)
 constexpr int kLocalBuffer = 128 << 10;
-// Who calls waits here for its turn, behind everyone who came before, strangers too: a long queue is
-// a long wait, and whoever finds it full calls again. (The kernel has a limit of its own.)
+// Who calls waits here for its turn, behind everyone who came before, strangers too: a long queue
+// is a long wait, and whoever finds it full calls again. (The kernel has a limit of its own.)
 constexpr int kBacklog = 1024;
 
 class TcpSocket final : public Socket {

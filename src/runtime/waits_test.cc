@@ -253,19 +253,20 @@ TEST(Forked, children_do_not_hide_the_death_of_a_rank) {
     std::vector<Child> ranks;
     for (uint32_t rank = 0; rank < 3; ++rank)
       ranks.emplace_back([&, rank](const Child::Say& say) {
-        work_for(rank, 3, port, Nanos::from_seconds(30), Nanos::from_seconds(15), say,
-                 [&](Group& group) {
-                   if (rank != 1) return;
-                   // A data loader's worker: it outlives its parent, and exits by itself.
-                   pid_t child = ::fork();
-                   if (child == 0) {
-                     auto refused = group.barrier();
-                     say(refused ? "child nothing" : "child " + refused.error().message());
-                     sleep_ms(6000);
-                     ::_exit(0);
-                   }
-                 },
-                 shared);
+        work_for(
+            rank, 3, port, Nanos::from_seconds(30), Nanos::from_seconds(15), say,
+            [&](Group& group) {
+              if (rank != 1) return;
+              // A data loader's worker: it outlives its parent, and exits by itself.
+              pid_t child = ::fork();
+              if (child == 0) {
+                auto refused = group.barrier();
+                say(refused ? "child nothing" : "child " + refused.error().message());
+                sleep_ms(6000);
+                ::_exit(0);
+              }
+            },
+            shared);
       });
     for (Child& rank : ranks) ASSERT_TRUE(rank.hear("working", Nanos::from_seconds(20)));
     sleep_ms(300);
