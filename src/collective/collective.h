@@ -64,7 +64,7 @@ inline constexpr uint32_t kExchangeGroup = 1u << 31;
 struct Operation {
   uint32_t group = 0;   // 0: all ranks
   uint64_t number = 0;  // in the group, the same on all its ranks; point to point: of the pair
-  schedule::Shape shape;
+  schedule::OperationShape shape;
   Members members;  // null: all ranks
   reduce::Type type = reduce::Type::float32;
   reduce::Op op = reduce::Op::sum;

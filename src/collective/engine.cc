@@ -284,7 +284,7 @@ void Engine::settled(uint32_t lane, const ChunkHeader& header, uint64_t token) {
 // that of the message between the two.
 Engine::Signature Engine::signature_of(const Running& running, uint32_t peer, bool outgoing) {
   const Operation& operation = running.operation;
-  const schedule::Shape& shape = operation.shape;
+  const schedule::OperationShape& shape = operation.shape;
   Signature out{static_cast<uint8_t>(shape.collective), static_cast<uint8_t>(operation.type),
                 has_op(shape.collective) ? static_cast<uint8_t>(operation.op) : uint8_t{0},
                 static_cast<uint16_t>(shape.root), shape.elements};

@@ -70,7 +70,7 @@ struct Alone {
 
   // A chunk as a correct rank 0 would send it.
   static ChunkHeader chunk_of(uint16_t step, uint32_t chunk) {
-    schedule::Shape shape = of_rank(0).shape;
+    schedule::OperationShape shape = of_rank(0).shape;
     shape.chunk_elements = 256;
     auto program = schedule::Program::make(shape);
     ChunkHeader header;
@@ -92,7 +92,7 @@ struct Alone {
   }
   // Which elements of the engine's result that chunk brings.
   static std::pair<uint64_t, uint64_t> place_of(uint16_t step, uint32_t chunk) {
-    schedule::Shape shape = of_rank(1).shape;
+    schedule::OperationShape shape = of_rank(1).shape;
     shape.chunk_elements = 256;
     auto program = schedule::Program::make(shape);
     const schedule::Receive& receive = program->receives()[*program->find(0, {step, chunk})];

@@ -160,9 +160,9 @@ class LanePort {
 // One connection. Errors end the lane and are told once.
 class Lane final : public LanePort, public net::Reactor::Handler {
  public:
-  // `out` and `in` are the two ends of a lane; `both` is a connection without receipts, on which
+  // `out` and `in` are the two ends of a lane; `without_receipts` is a connection on which
   // chunks go either way, as the probe uses it.
-  enum class Role : uint8_t { both, out, in };
+  enum class Role : uint8_t { without_receipts, out, in };
   using OnError = std::function<void(uint32_t lane, Error error)>;
   // `unsent_limit`: how much may wait in the kernel before the lane counts as full.
   Lane(Role role, net::Reactor& reactor, std::unique_ptr<net::Socket> socket,

@@ -231,9 +231,9 @@ TEST(Lane, one_that_is_not_served_does_not_hold_up_the_others) {
   TestHandler source;
   std::optional<Error> failure;
   auto on_error = [&](uint32_t, Error told) { failure = std::move(told); };
-  Lane fast(Role::both, reactor, net::adopt(std::move(fast_out)), nullptr, 0, source,
+  Lane fast(Role::without_receipts, reactor, net::adopt(std::move(fast_out)), nullptr, 0, source,
             monotonic_clock(), cost::unsent_limit(64u << 10), on_error);
-  Lane stuck(Role::both, reactor, net::adopt(std::move(stuck_out)), nullptr, 1, source,
+  Lane stuck(Role::without_receipts, reactor, net::adopt(std::move(stuck_out)), nullptr, 1, source,
              monotonic_clock(), cost::unsent_limit(64u << 10), on_error);
   End to(reactor, std::move(fast_in));
   constexpr uint32_t kChunks = 1024;

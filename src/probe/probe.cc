@@ -200,7 +200,7 @@ class Prober {
     auto open = [&](std::vector<std::unique_ptr<net::Socket>>& sockets, uint16_t first) {
       for (size_t i = 0; i < sockets.size(); ++i)
         lanes_.push_back(std::make_unique<lane::Lane>(
-            lane::Lane::Role::both, *mesh_.reactor, std::move(sockets[i]), nullptr,
+            lane::Lane::Role::without_receipts, *mesh_.reactor, std::move(sockets[i]), nullptr,
             static_cast<uint32_t>(first + i), traffic_, clock_,
             cost::unsent_limit(options.chunk_bytes), [this](uint32_t, Error error) {
               if (!failure_) failure_ = std::move(error);

@@ -715,9 +715,9 @@ class Simulator {
   std::vector<std::vector<uint32_t>> of_piece_;  // tensors by piece
   std::vector<uint32_t> pieces_of_;              // by tensor
   schedule::Programs programs_;
-  schedule::Shape shape_;          // of the program that was asked for last
-  std::vector<uint32_t> allowed_;  // sends, by a receive
-  std::vector<uint32_t> due_;      // receives, by another
+  schedule::OperationShape shape_;  // of the program that was asked for last
+  std::vector<uint32_t> allowed_;   // sends, by a receive
+  std::vector<uint32_t> due_;       // receives, by another
   std::vector<Host> hosts_;
   std::deque<Lane> lanes_;  // of all routes of all hosts
   std::vector<Device> devices_;

@@ -541,7 +541,7 @@ namespace {
 // The sizes of what goes in and comes out, and what cannot be.
 Result<collective::Operation> described(const Call& call, uint32_t rank, uint32_t ranks) {
   collective::Operation operation;
-  schedule::Shape& shape = operation.shape;
+  schedule::OperationShape& shape = operation.shape;
   shape.collective = call.collective;
   shape.rank = rank;
   shape.ranks = ranks;
@@ -597,7 +597,7 @@ Result<collective::Operation> described(const Call& call, uint32_t rank, uint32_
 
 // Where the data lies. What the caller leaves out is in the other one's memory.
 Result<void> attach_memory(const Call& call, collective::Operation& operation) {
-  const schedule::Shape& shape = operation.shape;
+  const schedule::OperationShape& shape = operation.shape;
   uint64_t own = call.count / shape.ranks + (shape.rank < call.count % shape.ranks ? 1 : 0);
   uint64_t before = shape.rank * (call.count / shape.ranks) +
                     std::min<uint64_t>(shape.rank, call.count % shape.ranks);
@@ -681,7 +681,7 @@ Result<std::shared_ptr<Work::State>> Group::Impl::prepare(const Call& call,
   WEFT_ASSIGN(collective::Operation operation, described(call, rank, ranks));
   operation.group = id;
   operation.members = members;
-  schedule::Shape& shape = operation.shape;
+  schedule::OperationShape& shape = operation.shape;
   size_t size = reduce::size_of(call.type);
   uint64_t bytes = call.count * size;
   bool sixteen = call.type == Type::float16 || call.type == Type::bfloat16;

@@ -8,7 +8,7 @@
 
 namespace weft::schedule {
 
-Compiler::Compiler(const Shape& shape, uint64_t input_at)
+Compiler::Compiler(const OperationShape& shape, uint64_t input_at)
     : program_(std::make_shared<Program>()), input_at_(input_at) {
   program_->shape_ = shape;
 }
@@ -206,7 +206,7 @@ std::shared_ptr<const Program> Compiler::finish(Sizes sizes) {
   return std::move(program_);
 }
 
-std::vector<Range> blocks_of(const Shape& shape) {
+std::vector<Range> blocks_of(const OperationShape& shape) {
   std::vector<Range> blocks(shape.ranks);
   uint64_t first = 0;
   for (uint32_t r = 0; r < shape.ranks; ++r) {

@@ -26,7 +26,7 @@ struct Place {
 // at x - input_at; so nothing is copied before it is sent.
 class Compiler {
  public:
-  explicit Compiler(const Shape& shape, uint64_t input_at = 0);
+  explicit Compiler(const OperationShape& shape, uint64_t input_at = 0);
 
   // Sends the values of a range as they are at this point of the program.
   void send(uint32_t peer, uint32_t step, Range range);
@@ -89,31 +89,31 @@ class Compiler {
 // ---- the algorithms: each says the moves of one rank --------------------------------------
 
 // Block `index` of a shape that has blocks; the sum of those before it.
-std::vector<Range> blocks_of(const Shape& shape);
+std::vector<Range> blocks_of(const OperationShape& shape);
 // The whole, cut into nearly equal parts as the ring cuts it.
 std::vector<Range> parts_of(Range whole, uint32_t parts);
 
-std::shared_ptr<const Program> ring_all_reduce(const Shape& shape);
-std::shared_ptr<const Program> ring_reduce_scatter(const Shape& shape);
-std::shared_ptr<const Program> ring_all_gather(const Shape& shape);
-std::shared_ptr<const Program> chain_broadcast(const Shape& shape);
-std::shared_ptr<const Program> chain_reduce(const Shape& shape);
-std::shared_ptr<const Program> hierarchical_all_reduce(const Shape& shape);
+std::shared_ptr<const Program> ring_all_reduce(const OperationShape& shape);
+std::shared_ptr<const Program> ring_reduce_scatter(const OperationShape& shape);
+std::shared_ptr<const Program> ring_all_gather(const OperationShape& shape);
+std::shared_ptr<const Program> chain_broadcast(const OperationShape& shape);
+std::shared_ptr<const Program> chain_reduce(const OperationShape& shape);
+std::shared_ptr<const Program> hierarchical_all_reduce(const OperationShape& shape);
 
-std::shared_ptr<const Program> halving_doubling_all_reduce(const Shape& shape);
-std::shared_ptr<const Program> doubling_all_reduce(const Shape& shape);
+std::shared_ptr<const Program> halving_doubling_all_reduce(const OperationShape& shape);
+std::shared_ptr<const Program> doubling_all_reduce(const OperationShape& shape);
 
-std::shared_ptr<const Program> tree_all_reduce(const Shape& shape);
-std::shared_ptr<const Program> tree_broadcast(const Shape& shape);
-std::shared_ptr<const Program> tree_reduce(const Shape& shape);
+std::shared_ptr<const Program> tree_all_reduce(const OperationShape& shape);
+std::shared_ptr<const Program> tree_broadcast(const OperationShape& shape);
+std::shared_ptr<const Program> tree_reduce(const OperationShape& shape);
 
-std::shared_ptr<const Program> direct_all_reduce(const Shape& shape);
-std::shared_ptr<const Program> direct_reduce(const Shape& shape);
-std::shared_ptr<const Program> direct_reduce_scatter(const Shape& shape);
-std::shared_ptr<const Program> direct_all_gather(const Shape& shape);
-std::shared_ptr<const Program> direct_gather(const Shape& shape);
-std::shared_ptr<const Program> direct_scatter(const Shape& shape);
-std::shared_ptr<const Program> direct_all_to_all(const Shape& shape);
-std::shared_ptr<const Program> direct_message(const Shape& shape);
+std::shared_ptr<const Program> direct_all_reduce(const OperationShape& shape);
+std::shared_ptr<const Program> direct_reduce(const OperationShape& shape);
+std::shared_ptr<const Program> direct_reduce_scatter(const OperationShape& shape);
+std::shared_ptr<const Program> direct_all_gather(const OperationShape& shape);
+std::shared_ptr<const Program> direct_gather(const OperationShape& shape);
+std::shared_ptr<const Program> direct_scatter(const OperationShape& shape);
+std::shared_ptr<const Program> direct_all_to_all(const OperationShape& shape);
+std::shared_ptr<const Program> direct_message(const OperationShape& shape);
 
 }  // namespace weft::schedule

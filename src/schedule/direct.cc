@@ -5,7 +5,7 @@
 namespace weft::schedule {
 namespace {
 
-uint32_t after(const Shape& shape, uint32_t distance) {
+uint32_t after(const OperationShape& shape, uint32_t distance) {
   return (shape.rank + distance) % shape.ranks;
 }
 
@@ -15,7 +15,7 @@ uint64_t end_of(const std::vector<Range>& blocks) {
 
 // Sends each its block of the input, and adds up this rank's own at `into`: first what is here,
 // then what the next ranks send, in their order.
-void scatter_and_sum(Compiler& out, const Shape& shape, const std::vector<Range>& blocks,
+void scatter_and_sum(Compiler& out, const OperationShape& shape, const std::vector<Range>& blocks,
                      Place into) {
   for (uint32_t d = 1; d < shape.ranks; ++d) {
     uint32_t peer = after(shape, d);
@@ -31,7 +31,7 @@ void scatter_and_sum(Compiler& out, const Shape& shape, const std::vector<Range>
   }
 }
 
-void gather_from_all(Compiler& out, const Shape& shape, const std::vector<Range>& blocks,
+void gather_from_all(Compiler& out, const OperationShape& shape, const std::vector<Range>& blocks,
                      uint32_t step) {
   for (uint32_t d = 1; d < shape.ranks; ++d) out.send(after(shape, d), step, blocks[shape.rank]);
   for (uint32_t d = 1; d < shape.ranks; ++d) {
@@ -40,13 +40,13 @@ void gather_from_all(Compiler& out, const Shape& shape, const std::vector<Range>
   }
 }
 
-uint64_t wide_size(const Shape& shape, const std::vector<Range>& blocks) {
+uint64_t wide_size(const OperationShape& shape, const std::vector<Range>& blocks) {
   return shape.wide && shape.ranks > 1 ? blocks[shape.rank].elements : 0;
 }
 
 }  // namespace
 
-std::shared_ptr<const Program> direct_all_reduce(const Shape& shape) {
+std::shared_ptr<const Program> direct_all_reduce(const OperationShape& shape) {
   Compiler out(shape);
   Range whole{0, shape.elements};
   std::vector<Range> segments = parts_of(whole, shape.ranks);
@@ -56,7 +56,7 @@ std::shared_ptr<const Program> direct_all_reduce(const Shape& shape) {
   return out.finish({shape.elements, shape.elements, 0, wide_size(shape, segments)});
 }
 
-std::shared_ptr<const Program> direct_reduce_scatter(const Shape& shape) {
+std::shared_ptr<const Program> direct_reduce_scatter(const OperationShape& shape) {
   Compiler out(shape);
   std::vector<Range> blocks = blocks_of(shape);
   scatter_and_sum(out, shape, blocks, {Space::output, 0});
@@ -66,7 +66,7 @@ std::shared_ptr<const Program> direct_reduce_scatter(const Shape& shape) {
 }
 
 // The root adds up what all others send it, in the order of ranks behind it.
-std::shared_ptr<const Program> direct_reduce(const Shape& shape) {
+std::shared_ptr<const Program> direct_reduce(const OperationShape& shape) {
   Compiler out(shape);
   Range whole{0, shape.elements};
   if (shape.rank != shape.root) {
@@ -85,7 +85,7 @@ std::shared_ptr<const Program> direct_reduce(const Shape& shape) {
   return out.finish({shape.elements, shape.elements, 0, wide});
 }
 
-std::shared_ptr<const Program> direct_all_gather(const Shape& shape) {
+std::shared_ptr<const Program> direct_all_gather(const OperationShape& shape) {
   std::vector<Range> blocks = blocks_of(shape);
   const Range& own = blocks[shape.rank];
   Compiler out(shape, own.first);
@@ -94,7 +94,7 @@ std::shared_ptr<const Program> direct_all_gather(const Shape& shape) {
   return out.finish({own.elements, end_of(blocks), 0, 0});
 }
 
-std::shared_ptr<const Program> direct_gather(const Shape& shape) {
+std::shared_ptr<const Program> direct_gather(const OperationShape& shape) {
   std::vector<Range> blocks = blocks_of(shape);
   const Range& own = blocks[shape.rank];
   Compiler out(shape, own.first);
@@ -110,7 +110,7 @@ std::shared_ptr<const Program> direct_gather(const Shape& shape) {
   return out.finish({own.elements, end_of(blocks), 0, 0});
 }
 
-std::shared_ptr<const Program> direct_scatter(const Shape& shape) {
+std::shared_ptr<const Program> direct_scatter(const OperationShape& shape) {
   std::vector<Range> blocks = blocks_of(shape);
   const Range& own = blocks[shape.rank];
   Compiler out(shape);
@@ -126,7 +126,7 @@ std::shared_ptr<const Program> direct_scatter(const Shape& shape) {
   return out.finish({end_of(blocks), own.elements, 0, 0});
 }
 
-std::shared_ptr<const Program> direct_all_to_all(const Shape& shape) {
+std::shared_ptr<const Program> direct_all_to_all(const OperationShape& shape) {
   std::vector<Range> outgoing = blocks_of(shape);
   std::vector<Range> arriving(shape.ranks);
   uint64_t first = 0;
@@ -149,7 +149,7 @@ std::shared_ptr<const Program> direct_all_to_all(const Shape& shape) {
   return out.finish({end_of(outgoing), end_of(arriving), 0, 0});
 }
 
-std::shared_ptr<const Program> direct_message(const Shape& shape) {
+std::shared_ptr<const Program> direct_message(const OperationShape& shape) {
   Compiler out(shape);
   Range whole{0, shape.elements};
   if (shape.sends) {

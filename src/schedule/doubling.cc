@@ -22,7 +22,7 @@ struct Fold {
   }
 };
 
-Fold fold_of(const Shape& shape) {
+Fold fold_of(const OperationShape& shape) {
   Fold fold;
   fold.power = std::bit_floor(shape.ranks);
   fold.folded = shape.ranks - fold.power;
@@ -47,7 +47,7 @@ void hand_over_and_wait(Compiler& out, const Fold& fold, Range whole, uint32_t l
 
 // Each round halves the segments that a rank is responsible for, nearest partner first, until one
 // is left; then the rounds run backwards and double them.
-std::shared_ptr<const Program> halving_doubling_all_reduce(const Shape& shape) {
+std::shared_ptr<const Program> halving_doubling_all_reduce(const OperationShape& shape) {
   Compiler out(shape);
   Range whole{0, shape.elements};
   Fold fold = fold_of(shape);
@@ -90,7 +90,7 @@ std::shared_ptr<const Program> halving_doubling_all_reduce(const Shape& shape) {
 // All data in every round. What a round makes is put where nothing was before, because what the
 // round before made may not have reached its partner yet: here nobody's data waits for it. For the
 // same reason the input must not be the output's memory (Program::in_place).
-std::shared_ptr<const Program> doubling_all_reduce(const Shape& shape) {
+std::shared_ptr<const Program> doubling_all_reduce(const OperationShape& shape) {
   Compiler out(shape);
   Range whole{0, shape.elements};
   Fold fold = fold_of(shape);

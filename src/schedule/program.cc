@@ -29,7 +29,7 @@ Algorithm available(Collective collective, Algorithm asked) {
   return Algorithm::direct;
 }
 
-std::shared_ptr<const Program> make_all_reduce(const Shape& shape) {
+std::shared_ptr<const Program> make_all_reduce(const OperationShape& shape) {
   switch (shape.algorithm) {
     case Algorithm::ring: return ring_all_reduce(shape);
     case Algorithm::halving_doubling: return halving_doubling_all_reduce(shape);
@@ -41,7 +41,7 @@ std::shared_ptr<const Program> make_all_reduce(const Shape& shape) {
   return direct_all_reduce(shape);
 }
 
-void check(const Shape& shape) {
+void check(const OperationShape& shape) {
   auto one_a_rank = [&](const auto& list) { return list.empty() || list.size() == shape.ranks; };
   WEFT_CHECK(shape.ranks > 0 && shape.rank < shape.ranks && shape.root < shape.ranks);
   WEFT_CHECK(shape.chunk_elements > 0);
@@ -91,9 +91,9 @@ std::optional<Algorithm> algorithm_named(std::string_view name) {
   return std::nullopt;
 }
 
-std::shared_ptr<const Program> Program::make(const Shape& asked) {
+std::shared_ptr<const Program> Program::make(const OperationShape& asked) {
   check(asked);
-  Shape shape = asked;
+  OperationShape shape = asked;
   shape.algorithm = available(asked.collective, asked.algorithm);
   bool ring = shape.algorithm == Algorithm::ring;
   switch (shape.collective) {
@@ -130,7 +130,7 @@ std::optional<uint32_t> Program::find(uint32_t peer, ChunkId id) const {
   return found->first_receive + id.chunk;
 }
 
-size_t Programs::Hash::operator()(const Shape& shape) const {
+size_t Programs::Hash::operator()(const OperationShape& shape) const {
   uint64_t hash = 0;
   auto mix = [&](uint64_t value) {
     hash = (hash ^ value) * 0x9e3779b97f4a7c15ULL;
@@ -148,7 +148,7 @@ size_t Programs::Hash::operator()(const Shape& shape) const {
   return hash;
 }
 
-std::shared_ptr<const Program> Programs::get(const Shape& shape) {
+std::shared_ptr<const Program> Programs::get(const OperationShape& shape) {
   auto found = made_.find(shape);
   if (found != made_.end()) return found->second;
   auto program = Program::make(shape);

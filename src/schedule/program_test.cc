@@ -36,7 +36,7 @@ float uneven_value(uint32_t rank, uint64_t i) {
 }
 
 template <typename T, typename Value>
-World<T> world_of(const Shape& shape, Value&& value, bool in_place) {
+World<T> world_of(const OperationShape& shape, Value&& value, bool in_place) {
   World<T> world;
   world.in_place = in_place;
   for (uint32_t r = 0; r < shape.ranks; ++r) {
@@ -73,7 +73,7 @@ std::vector<uint64_t> equal_counts(uint32_t p, uint64_t n) {
   return counts;
 }
 
-std::string said(const Shape& shape) {
+std::string said(const OperationShape& shape) {
   return text("%s %s p=%u n=%llu chunk=%llu root=%u", name_of(shape.collective),
               name_of(shape.algorithm), shape.ranks,
               static_cast<unsigned long long>(shape.elements),
@@ -87,7 +87,7 @@ void each_case(Test&& test) {
     for (uint64_t n : sizes_for(p))
       for (uint64_t chunk : chunks_for(n))
         for (bool in_place : {false, true}) {
-          Shape shape;
+          OperationShape shape;
           shape.ranks = p;
           shape.elements = n;
           shape.chunk_elements = chunk;
@@ -117,7 +117,7 @@ class AllReduce : public ::testing::TestWithParam<Algorithm> {
 };
 
 TEST_P(AllReduce, sums_exactly_on_every_rank) {
-  each_case([&](Shape shape, bool in_place) {
+  each_case([&](OperationShape shape, bool in_place) {
     shape.algorithm = GetParam();
     for (const auto& host_of : hosts(shape.ranks)) {
       shape.host_of = host_of;
@@ -142,7 +142,7 @@ TEST_P(AllReduce, gives_the_same_bits_everywhere) {
     for (bool wide : {false, true}) {
       std::vector<float> first;
       for (uint64_t seed = 0; seed < 6; ++seed) {
-        Shape shape;
+        OperationShape shape;
         shape.algorithm = GetParam();
         shape.ranks = p;
         shape.elements = 1003;
@@ -164,7 +164,7 @@ TEST_P(AllReduce, gives_the_same_bits_everywhere) {
 }
 
 // Elements that all ranks together send.
-uint64_t total_sent(const Shape& shape) {
+uint64_t total_sent(const OperationShape& shape) {
   uint64_t p = shape.ranks, n = shape.elements;
   uint64_t power = std::bit_floor(p), folded = p - power;
   uint64_t rounds = static_cast<uint64_t>(std::bit_width(power)) - 1;
@@ -176,7 +176,7 @@ uint64_t total_sent(const Shape& shape) {
 }
 
 TEST_P(AllReduce, moves_what_the_formula_says) {
-  each_case([&](Shape shape, bool in_place) {
+  each_case([&](OperationShape shape, bool in_place) {
     shape.algorithm = GetParam();
     SCOPED_TRACE(said(shape));
     auto world = world_of<int64_t>(shape, whole_value, in_place);
@@ -197,7 +197,7 @@ INSTANTIATE_TEST_SUITE_P(Algorithms, AllReduce, ::testing::ValuesIn(kAlgorithms)
                          [](const auto& made) { return std::string(name_of(made.param)); });
 
 TEST(HalvingDoubling, each_rank_of_a_power_of_two_sends_its_share) {
-  Shape shape;
+  OperationShape shape;
   shape.algorithm = Algorithm::halving_doubling;
   shape.ranks = 8;
   shape.elements = 8000;
@@ -210,8 +210,8 @@ TEST(HalvingDoubling, each_rank_of_a_power_of_two_sends_its_share) {
   }
 }
 
-Shape tree_of(uint32_t ranks, uint64_t chunks_of_each) {
-  Shape shape;
+OperationShape tree_of(uint32_t ranks, uint64_t chunks_of_each) {
+  OperationShape shape;
   shape.algorithm = Algorithm::tree;
   shape.ranks = ranks;
   shape.chunk_elements = 10;
@@ -221,7 +221,7 @@ Shape tree_of(uint32_t ranks, uint64_t chunks_of_each) {
 
 // Rank 1 of 4 is a leaf of the first tree, two links below its root.
 TEST(Tree, a_leaf_runs_a_few_chunks_ahead_of_what_comes_back) {
-  Shape shape = tree_of(4, 100);
+  OperationShape shape = tree_of(4, 100);
   shape.rank = 1;
   Steps steps(Program::make(shape));
   std::vector<uint32_t> sends, receives;
@@ -240,7 +240,7 @@ TEST(Tree, a_leaf_runs_a_few_chunks_ahead_of_what_comes_back) {
 }
 
 TEST(Tree, neither_tree_goes_before_the_other) {
-  Shape shape = tree_of(5, 50);
+  OperationShape shape = tree_of(5, 50);
   shape.elements += 3;
   for (shape.rank = 0; shape.rank < shape.ranks; ++shape.rank) {
     auto program = Program::make(shape);
@@ -252,7 +252,7 @@ TEST(Tree, neither_tree_goes_before_the_other) {
 
 // Between hosts goes what a ring of hosts would send, however many ranks a host has.
 TEST(Hierarchical, little_leaves_a_host) {
-  Shape shape;
+  OperationShape shape;
   shape.algorithm = Algorithm::hierarchical;
   shape.ranks = 12;
   shape.elements = 1200;
@@ -269,7 +269,7 @@ TEST(Hierarchical, little_leaves_a_host) {
 }
 
 TEST(Blocks, reduce_scatter_leaves_each_rank_its_block_and_all_gather_joins_them) {
-  each_case([&](Shape shape, bool in_place) {
+  each_case([&](OperationShape shape, bool in_place) {
     for (Algorithm algorithm : {Algorithm::ring, Algorithm::direct})
       for (bool uneven : {false, true}) {
         uint32_t p = shape.ranks;
@@ -308,7 +308,7 @@ TEST(Blocks, reduce_scatter_leaves_each_rank_its_block_and_all_gather_joins_them
 }
 
 TEST(Rooted, broadcast_and_reduce_work_from_and_to_every_root) {
-  each_case([&](Shape shape, bool in_place) {
+  each_case([&](OperationShape shape, bool in_place) {
     for (Algorithm algorithm : {Algorithm::ring, Algorithm::tree, Algorithm::direct})
       for (uint32_t root = 0; root < shape.ranks; root += 1 + shape.ranks / 4) {
         shape.algorithm = algorithm;
@@ -339,7 +339,7 @@ TEST(Rooted, broadcast_and_reduce_work_from_and_to_every_root) {
 }
 
 TEST(Rooted, gather_and_scatter_move_blocks_of_any_size) {
-  each_case([&](Shape shape, bool in_place) {
+  each_case([&](OperationShape shape, bool in_place) {
     uint32_t p = shape.ranks;
     auto counts = uneven_counts(p, shape.elements);
     auto starts = starts_of(counts);
@@ -369,7 +369,7 @@ TEST(AllToAll, everyone_gets_from_everyone_what_was_meant_for_it) {
   for (uint32_t p : kRanks)
     for (uint64_t n : sizes_for(p))
       for (bool uneven : {false, true}) {
-        Shape shape;
+        OperationShape shape;
         shape.collective = Collective::all_to_all;
         shape.ranks = p;
         shape.elements = n;
@@ -402,7 +402,7 @@ TEST(AllToAll, everyone_gets_from_everyone_what_was_meant_for_it) {
 
 TEST(PointToPoint, one_sends_and_one_receives) {
   for (uint64_t n : {0u, 1u, 1003u}) {
-    Shape shape;
+    OperationShape shape;
     shape.collective = Collective::point_to_point;
     shape.ranks = 2;
     shape.elements = n;
@@ -424,7 +424,7 @@ TEST(PointToPoint, one_sends_and_one_receives) {
 
 TEST(Barrier, ends_on_no_rank_before_it_began_on_all) {
   for (uint32_t p : kRanks) {
-    Shape shape;
+    OperationShape shape;
     shape.collective = Collective::barrier;
     shape.ranks = p;
     shape.elements = 1;
@@ -437,7 +437,7 @@ TEST(Barrier, ends_on_no_rank_before_it_began_on_all) {
 
 // Steps and segments of the ring are what traces and predictions of it were made with.
 TEST(Ring, all_reduce_has_the_segments_of_the_ring_in_its_steps) {
-  Shape shape;
+  OperationShape shape;
   shape.rank = 1;
   shape.ranks = 4;
   shape.elements = 1003;
@@ -459,7 +459,7 @@ TEST(Ring, all_reduce_has_the_segments_of_the_ring_in_its_steps) {
 }
 
 TEST(Program, finds_only_what_it_expects) {
-  Shape shape;
+  OperationShape shape;
   shape.ranks = 3;
   shape.elements = 100;
   shape.chunk_elements = 10;
@@ -472,7 +472,7 @@ TEST(Program, finds_only_what_it_expects) {
 }
 
 TEST(Program, replaces_an_algorithm_that_the_collective_lacks) {
-  Shape shape;
+  OperationShape shape;
   shape.ranks = 4;
   shape.elements = 8;
   shape.algorithm = Algorithm::tree;
@@ -486,7 +486,7 @@ TEST(Program, replaces_an_algorithm_that_the_collective_lacks) {
 
 TEST(Programs, keeps_what_it_made_and_no_more_than_it_may) {
   Programs programs;
-  Shape shape;
+  OperationShape shape;
   shape.ranks = 2;
   auto first = programs.get(shape);
   EXPECT_EQ(programs.get(shape), first);

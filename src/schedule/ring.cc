@@ -21,7 +21,7 @@ struct Ring {
   }
 };
 
-Ring ring_of_all(const Shape& shape) {
+Ring ring_of_all(const OperationShape& shape) {
   Ring ring;
   ring.self = shape.rank;
   for (uint32_t r = 0; r < shape.ranks; ++r) ring.members.push_back(r);
@@ -60,7 +60,7 @@ void all_reduce(Compiler& out, const Ring& ring, Range whole, uint32_t step) {
 
 }  // namespace
 
-std::shared_ptr<const Program> ring_all_reduce(const Shape& shape) {
+std::shared_ptr<const Program> ring_all_reduce(const OperationShape& shape) {
   Compiler out(shape);
   Range whole{0, shape.elements};
   all_reduce(out, ring_of_all(shape), whole, 0);
@@ -68,7 +68,7 @@ std::shared_ptr<const Program> ring_all_reduce(const Shape& shape) {
   return out.finish({shape.elements, shape.elements, 0, 0});
 }
 
-std::shared_ptr<const Program> ring_reduce_scatter(const Shape& shape) {
+std::shared_ptr<const Program> ring_reduce_scatter(const OperationShape& shape) {
   Compiler out(shape);
   std::vector<Range> blocks = blocks_of(shape);
   uint64_t elements = blocks.back().first + blocks.back().elements;
@@ -81,7 +81,7 @@ std::shared_ptr<const Program> ring_reduce_scatter(const Shape& shape) {
   return out.finish({elements, own.elements, shape.ranks > 2 ? elements : 0, 0});
 }
 
-std::shared_ptr<const Program> ring_all_gather(const Shape& shape) {
+std::shared_ptr<const Program> ring_all_gather(const OperationShape& shape) {
   std::vector<Range> blocks = blocks_of(shape);
   const Range& own = blocks[shape.rank];
   Range whole{0, blocks.back().first + blocks.back().elements};
@@ -93,7 +93,7 @@ std::shared_ptr<const Program> ring_all_gather(const Shape& shape) {
 
 // The rank at distance d from the root receives in step d - 1 and sends in step d. The last one
 // of the chain sends nothing.
-std::shared_ptr<const Program> chain_broadcast(const Shape& shape) {
+std::shared_ptr<const Program> chain_broadcast(const OperationShape& shape) {
   Compiler out(shape);
   Ring ring = ring_of_all(shape);
   Range whole{0, shape.elements};
@@ -105,7 +105,7 @@ std::shared_ptr<const Program> chain_broadcast(const Shape& shape) {
 }
 
 // The root's successor begins; the sum comes round to the root.
-std::shared_ptr<const Program> chain_reduce(const Shape& shape) {
+std::shared_ptr<const Program> chain_reduce(const OperationShape& shape) {
   Compiler out(shape);
   Ring ring = ring_of_all(shape);
   Range whole{0, shape.elements};
@@ -128,7 +128,7 @@ struct Hosts {
   uint32_t leaders = 0;  // ranks of each host that talk to other hosts: as many as the smallest has
 };
 
-Hosts hosts_of(const Shape& shape) {
+Hosts hosts_of(const OperationShape& shape) {
   Hosts hosts;
   std::vector<uint32_t> names;
   for (uint32_t r = 0; r < shape.ranks; ++r) {
@@ -155,7 +155,7 @@ Hosts hosts_of(const Shape& shape) {
 // Inside each host a reduce-scatter onto its leaders; between hosts an all-reduce of each leader's
 // part with the leaders of the same index; inside each host an all-gather. A host with more ranks
 // than leaders has a ring with empty segments for the others.
-std::shared_ptr<const Program> hierarchical_all_reduce(const Shape& shape) {
+std::shared_ptr<const Program> hierarchical_all_reduce(const OperationShape& shape) {
   Compiler out(shape);
   Hosts hosts = hosts_of(shape);
   Range whole{0, shape.elements};

@@ -199,7 +199,7 @@ struct ChunkId {
 };
 
 // What an operation is on one rank. Ranks are those of the group that does it, from 0.
-struct Shape {
+struct OperationShape {
   Collective collective = Collective::all_reduce;
   Algorithm algorithm = Algorithm::ring;
   uint32_t rank = 0;
@@ -214,7 +214,7 @@ struct Shape {
   bool sends = true;                     // point_to_point: sends to root, or receives from it
   bool wide = false;  // direct: sums are kept in fp32 and rounded once (16-bit floats)
   uint64_t chunk_elements = 65536;
-  friend bool operator==(const Shape&, const Shape&) = default;
+  friend bool operator==(const OperationShape&, const OperationShape&) = default;
 };
 
 // Where data lies: what the caller gave, what it gets, and what the operation needs between.
@@ -242,8 +242,9 @@ struct Receive {
                                 // the same values in the same order
   Space with = Space::input;
   uint64_t with_first = 0;
-  // Shape::wide: the sum is kept in fp32 at `wide_at` of an array of Program::wide_elements().
-  // The first one widens `with` before it adds; the last one rounds into `space`.
+  // OperationShape::wide: the sum is kept in fp32 at `wide_at` of an array of
+  // Program::wide_elements(). The first one widens `with` before it adds; the last one rounds into
+  // `space`.
   bool wide = false;
   bool wide_opens = false;
   bool wide_closes = false;
@@ -269,14 +270,15 @@ class Program {
   // rank; all_to_all: both counts or none, equal for the own rank; point_to_point: root is another
   // rank. An algorithm that does not exist for a collective is replaced by one that does (see
   // algorithm()).
-  static std::shared_ptr<const Program> make(const Shape& shape);
+  static std::shared_ptr<const Program> make(const OperationShape& shape);
 
-  const Shape& shape() const { return shape_; }
+  const OperationShape& shape() const { return shape_; }
   Algorithm algorithm() const { return shape_.algorithm; }
   std::span<const Send> sends() const { return sends_; }  // in the order in which they are wanted
   std::span<const Receive> receives() const { return receives_; }
   std::span<const Copy> copies() const { return copies_; }
-  // The sizes of the three spaces, and of the fp32 sums. n: Shape::elements, or the sum of counts.
+  // The sizes of the three spaces, and of the fp32 sums. n: OperationShape::elements, or the sum of
+  // counts.
   //                   input             output
   //   all_reduce      n                 n
   //   reduce_scatter  n                 own block
@@ -306,7 +308,7 @@ class Program {
  private:
   friend class Steps;
   friend class Compiler;
-  Shape shape_;
+  OperationShape shape_;
   std::vector<Send> sends_;
   std::vector<Receive> receives_;
   std::vector<Copy> copies_;
@@ -331,14 +333,14 @@ class Program {
 // Programs by shape, so that one that is used again is not made again. Bounded; single-threaded.
 class Programs {
  public:
-  std::shared_ptr<const Program> get(const Shape& shape);
+  std::shared_ptr<const Program> get(const OperationShape& shape);
   size_t size() const { return made_.size(); }
 
  private:
   struct Hash {
-    size_t operator()(const Shape& shape) const;
+    size_t operator()(const OperationShape& shape) const;
   };
-  std::unordered_map<Shape, std::shared_ptr<const Program>, Hash> made_;
+  std::unordered_map<OperationShape, std::shared_ptr<const Program>, Hash> made_;
   uint64_t chunks_ = 0;  // of all that were made
 };
 

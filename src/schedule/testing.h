@@ -14,7 +14,7 @@ namespace weft::schedule::testing {
 
 template <typename T>
 struct World {
-  std::vector<Shape> shapes;
+  std::vector<OperationShape> shapes;
   bool in_place = false;  // where the program allows it
   std::vector<std::vector<T>> inputs;
 
@@ -55,7 +55,7 @@ struct World {
 };
 
 // Where the smaller of input and output lies in the larger one, when they share memory.
-inline uint64_t own_block_at(const Shape& shape) {
+inline uint64_t own_block_at(const OperationShape& shape) {
   uint64_t at = 0;
   for (uint32_t r = 0; r < shape.rank; ++r)
     at += shape.counts.empty()

@@ -45,7 +45,7 @@ struct Family {
   std::vector<uint32_t> children;
 };
 
-Family family_of(uint32_t tree, const Shape& shape) {
+Family family_of(uint32_t tree, const OperationShape& shape) {
   Family family;
   uint32_t self = to_node(tree, shape.rank, shape.ranks);
   if (auto up = parent_in_tree(self, shape.ranks)) family.parent = to_rank(tree, *up, shape.ranks);
@@ -59,7 +59,7 @@ Family family_of(uint32_t tree, const Shape& shape) {
 
 // The binomial tree of a rooted operation, with ranks counted from the root: a rank's parent clears
 // its lowest set bit. Children by distance.
-Family binomial_family(const Shape& shape) {
+Family binomial_family(const OperationShape& shape) {
   Family family;
   uint32_t self = (shape.rank + shape.ranks - shape.root) % shape.ranks;
   auto absolute = [&](uint64_t relative) {
@@ -73,7 +73,7 @@ Family binomial_family(const Shape& shape) {
 
 }  // namespace
 
-std::shared_ptr<const Program> tree_all_reduce(const Shape& shape) {
+std::shared_ptr<const Program> tree_all_reduce(const OperationShape& shape) {
   Compiler out(shape);
   Range whole{0, shape.elements};
   std::vector<Range> halves = parts_of(whole, 2);
@@ -96,7 +96,7 @@ std::shared_ptr<const Program> tree_all_reduce(const Shape& shape) {
 }
 
 // The farthest child has the largest part of the tree behind it, so it is served first.
-std::shared_ptr<const Program> tree_broadcast(const Shape& shape) {
+std::shared_ptr<const Program> tree_broadcast(const OperationShape& shape) {
   Compiler out(shape);
   Range whole{0, shape.elements};
   Family family = binomial_family(shape);
@@ -106,7 +106,7 @@ std::shared_ptr<const Program> tree_broadcast(const Shape& shape) {
   return out.finish({family.parent ? 0 : shape.elements, shape.elements, 0, 0});
 }
 
-std::shared_ptr<const Program> tree_reduce(const Shape& shape) {
+std::shared_ptr<const Program> tree_reduce(const OperationShape& shape) {
   Compiler out(shape);
   Range whole{0, shape.elements};
   Family family = binomial_family(shape);

@@ -129,7 +129,7 @@ struct End {
                error = std::move(told);
              }) {}
   End(net::Reactor& reactor, Fd socket)
-      : End(Lane::Role::both, reactor, net::adopt(std::move(socket))) {}
+      : End(Lane::Role::without_receipts, reactor, net::adopt(std::move(socket))) {}
   void send_all() {
     while (lane.send_one()) {
     }
