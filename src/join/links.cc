@@ -45,7 +45,7 @@ Result<void> Links::accept(std::unique_ptr<net::Socket>& socket, const Hello& he
   WEFT_TRY(accept_lane(hello));
   std::shared_ptr<lane::shm::Segment> shared;
   if (!hello.shared.empty() && mesh_.members[hello.rank].shares_memory) {
-    auto attached = lane::shm::attach(hello.shared);
+    auto attached = lane::shm::attach(mesh_.network->system(), hello.shared);
     if (attached)
       shared = std::move(*attached);
     else
@@ -99,7 +99,7 @@ void Links::open(Rank peer, uint16_t lane) {
   hello.sealed = mesh_.sealed;
   std::shared_ptr<lane::shm::Segment> shared;
   if (member.shares_memory) {
-    auto made = lane::shm::make();
+    auto made = lane::shm::make(mesh_.network->system());
     if (made) {
       shared = std::move(*made);
       hello.shared = lane::shm::name_of(*shared);

@@ -104,10 +104,10 @@ struct Course {
   Course(Way way, std::pair<Fd, Fd> ends) : world(new_reactor()) {
     std::shared_ptr<shm::Segment> offered, attached;
     if (way == Way::shared) {
-      auto made = shm::make();
+      auto made = shm::make(net::kernel_system());
       WEFT_CHECK(made.ok());
       offered = *made;
-      auto again = shm::attach(shm::name_of(*offered));
+      auto again = shm::attach(net::kernel_system(), shm::name_of(*offered));
       WEFT_CHECK(again.ok());
       attached = *again;
     }

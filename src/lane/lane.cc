@@ -71,7 +71,7 @@ Lane::Lane(Role role, net::Reactor& reactor, std::unique_ptr<net::Socket> socket
     const auto* raw = reinterpret_cast<const std::byte*>(&greeting);
     receipt_.assign(raw, raw + sizeof greeting);
     send_receipt(false);
-    if (offered_) socket_ = shm::reader(std::move(socket_), std::move(offered_));
+    if (socket_->shared() || failed_) return;  // attached
   }
   interest_ = EPOLLIN;
   if (auto added = reactor_.add(*socket_, interest_, this); !added) {
@@ -291,12 +291,13 @@ void Lane::receive_receipts() {
   receipt_.resize(receipt_done_);
 }
 
-// From now on the connection only rings.
+// The greeting is through: from now on the connection only rings.
 void Lane::attach() {
   receipt_.clear();
   receipt_done_ = 0;
   reactor_.remove(*socket_);
-  socket_ = shm::writer(std::move(socket_), std::move(offered_));
+  socket_ = role_ == Role::in ? shm::reader(std::move(socket_), std::move(offered_))
+                              : shm::writer(std::move(socket_), std::move(offered_));
   interest_ = EPOLLIN;
   if (auto added = reactor_.add(*socket_, interest_, this); !added) fail(std::move(added).error());
 }
@@ -392,6 +393,8 @@ void Lane::send_receipt(bool owed) {
       if (put < 0) return;
       receipt_done_ += static_cast<size_t>(put);
     }
+    // The rest of a greeting that did not leave at once would be taken for bells.
+    if (offered_) return attach();
     bool due = (receipt_urgent_ && owed) ||
                counters_.chunks_received - receipted_ >= kReceiptChunks ||
                unreceipted_bytes_ >= kReceiptBytes;

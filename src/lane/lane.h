@@ -112,9 +112,9 @@ class ChunkHandler {
 namespace shm {
 class Segment;
 // A new one, under a name that nobody can guess. What killed processes left is removed first.
-Result<std::shared_ptr<Segment>> make();
+Result<std::shared_ptr<Segment>> make(net::System& system);
 // One that another process made.
-Result<std::shared_ptr<Segment>> attach(const std::string& name);
+Result<std::shared_ptr<Segment>> attach(net::System& system, const std::string& name);
 const std::string& name_of(const Segment& segment);
 }  // namespace shm
 

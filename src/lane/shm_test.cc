@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/epoll.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 
@@ -10,7 +11,6 @@
 #include <cerrno>
 #include <cstring>
 
-#include "shm/name.h"
 #include "shm/segment.h"
 #include "weft/lane.h"
 #include "weft_testing/chunks.h"
@@ -37,10 +37,10 @@ std::atomic<uint64_t>& position(shm::Segment& segment, Word word) {
 // Both mappings of one segment.
 struct Both {
   Both() {
-    auto first = shm::Segment::make();
+    auto first = shm::Segment::make(net::kernel_system());
     WEFT_CHECK(first.ok());
     made = *first;
-    auto second = shm::Segment::attach(made->name());
+    auto second = shm::Segment::attach(net::kernel_system(), made->name());
     WEFT_CHECK(second.ok());
     attached = *second;
   }
@@ -89,7 +89,7 @@ TEST(Segment, is_the_same_memory_on_both_sides_and_twice_in_a_row) {
 TEST(Segment, leaves_no_name_behind) {
   std::string name;
   {
-    auto made = shm::Segment::make();
+    auto made = shm::Segment::make(net::kernel_system());
     ASSERT_TRUE(made);
     name = (*made)->name();
     EXPECT_TRUE(has_name(name));
@@ -106,28 +106,29 @@ TEST(Segment, leaves_no_name_behind) {
 
 TEST(Segment, is_not_attached_under_a_name_or_of_a_size_that_is_not_ours) {
   for (const char* name : {"", "/", "weft-1", "/other-1", "/weft-/../x", "/weft-0/1"}) {
-    auto attached = shm::Segment::attach(name);
+    auto attached = shm::Segment::attach(net::kernel_system(), name);
     ASSERT_FALSE(attached) << name;
     EXPECT_EQ(attached.error().code(), Code::invalid_argument) << name;
   }
-  EXPECT_FALSE(shm::Segment::attach("/weft-lane-" + std::string(200, 'a')));
-  EXPECT_FALSE(shm::Segment::attach("/weft-lane-" + std::string(24, '0')));
+  EXPECT_FALSE(shm::Segment::attach(net::kernel_system(), "/weft-lane-" + std::string(200, 'a')));
+  EXPECT_FALSE(shm::Segment::attach(net::kernel_system(), "/weft-lane-" + std::string(24, '0')));
   for (off_t size : {off_t{0}, off_t{4096}, off_t{1} << 20, off_t{1} << 30}) {
-    auto made = shm::make_named();
-    ASSERT_TRUE(made);
-    ASSERT_EQ(::ftruncate(made->file.get(), size), 0);
-    auto attached = shm::Segment::attach(made->name);
-    ::shm_unlink(made->name.c_str());
+    std::string name = text("/weft-lane-%024x", static_cast<unsigned>(::getpid()));
+    Fd file(::shm_open(name.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
+    ASSERT_TRUE(file && ::flock(file.get(), LOCK_EX | LOCK_NB) == 0);
+    ASSERT_EQ(::ftruncate(file.get(), size), 0);
+    auto attached = shm::Segment::attach(net::kernel_system(), name);
+    ::shm_unlink(name.c_str());
     ASSERT_FALSE(attached) << size;
     EXPECT_THAT(attached.error().message(), HasSubstr("is not a lane's"));
   }
 }
 
 TEST(Segment, whose_name_was_taken_away_is_an_error_and_not_a_crash) {
-  auto made = shm::Segment::make();
+  auto made = shm::Segment::make(net::kernel_system());
   ASSERT_TRUE(made);
   ::shm_unlink((*made)->name().c_str());
-  auto attached = shm::Segment::attach((*made)->name());
+  auto attached = shm::Segment::attach(net::kernel_system(), (*made)->name());
   ASSERT_FALSE(attached);
   EXPECT_THAT(attached.error().message(), HasSubstr("cannot open shared memory"));
   made->reset();  // its own unlink finds nothing
@@ -371,7 +372,7 @@ TEST(SharedLane, garbage_in_the_ring_is_refused) {
 TEST(SharedLane, is_an_ordinary_one_when_the_memory_is_not_attached) {
   auto [one, two] = tcp_pair();
   auto world = new_reactor();
-  auto made = shm::Segment::make();
+  auto made = shm::Segment::make(net::kernel_system());
   ASSERT_TRUE(made);
   std::string name = (*made)->name();
   End out(Role::out, *world, net::adopt(std::move(one)), std::move(*made));

@@ -131,12 +131,31 @@ class Task {
   virtual bool finish(Nanos patience) = 0;
 };
 
-// What a process has besides connections: others that work for it, and chance.
+// Memory that processes of one machine see: a head, and behind it a ring that lies there twice in a
+// row, so that every stretch of it is contiguous.
+class SharedMemory {
+ public:
+  static constexpr size_t kHeadBytes = 4096;
+  virtual ~SharedMemory() = default;
+  virtual const std::string& name() const = 0;
+  virtual std::byte* head() const = 0;  // zero in the beginning
+  virtual std::byte* ring() const = 0;
+  virtual size_t capacity() const = 0;  // of the ring
+  // The name is of no use any more. Also done when its maker's memory goes.
+  virtual void unlink() = 0;
+};
+
+// What a process has besides connections: others that work for it, memory that it shares, and
+// chance.
 class System {
  public:
   virtual ~System() = default;
   virtual Result<std::unique_ptr<Bell>> bell() = 0;
   virtual Result<std::unique_ptr<Task>> start(std::function<void()> body) = 0;
+  // New memory, under a name that nobody can guess. What killed processes left is removed first.
+  virtual Result<std::unique_ptr<SharedMemory>> make_memory() = 0;
+  // That of another process on this machine.
+  virtual Result<std::unique_ptr<SharedMemory>> attach_memory(const std::string& name) = 0;
   // Numbers that nobody can guess.
   virtual Result<void> random(std::span<std::byte> out) = 0;
 };
@@ -216,8 +235,9 @@ Result<std::string> address_of_interface(const std::string& interface, const std
 // that runs until it waits in Reactor::run_once(), or for the end of a task. A rank's tasks are
 // functions with stacks of their own too: any two of them may take turns at any wait. Time is
 // virtual and goes on to the next thing that happens. Connections keep their bytes in order, cut
-// anywhere and delayed by chance, so different connections overtake each other. The same seed and
-// faults give the same course of events. Ranks share no memory here.
+// anywhere and delayed by chance, so different connections overtake each other. Memory that ranks
+// of one machine share is real, and what one writes is there for the other at once; it is told of
+// by bells alone, as by the kernel. The same seed and faults give the same course of events.
 
 namespace sim {
 
@@ -238,7 +258,8 @@ struct Fault {
     task_stop,   // tasks of `rank` do not run
     task_end,    // a task of `rank` ends at its `at`-th wait, without a word
     refusal,     // the `at`-th thing that `rank` asks of its system is refused: a connection or a
-                 // place for one, a reactor or a place in it, a bell, a task, chance
+                 // place for one, a reactor or a place in it, a bell, a task, shared memory,
+                 // chance
   };
   Kind kind = Kind::spike;
   uint32_t rank = 0;
@@ -261,6 +282,9 @@ struct Options {
   Nanos delay_max = Nanos::from_micros(300);
   uint32_t stretch_max = 64u << 10;  // bytes that travel together
   uint32_t buffer = 256u << 10;      // bytes that a connection holds each way
+  // By rank: those with the same number are on one machine, and share memory. Empty: nobody does.
+  std::vector<uint32_t> machines;
+  uint32_t ring = 64u << 10;  // bytes of shared memory; whole pages
   std::vector<Fault> faults;
   Nanos time_max = Nanos::from_seconds(300);  // virtual
   uint64_t steps_max = 5'000'000;

@@ -9,7 +9,7 @@
 #include <system_error>
 #include <thread>
 
-#include "weft/net.h"
+#include "shm/memory.h"
 
 namespace weft::net {
 namespace {
@@ -87,6 +87,10 @@ class KernelSystem final : public System {
     auto task = std::make_unique<ThreadTask>();
     WEFT_TRY(task->start(std::move(body)));
     return std::unique_ptr<Task>(std::move(task));
+  }
+  Result<std::unique_ptr<SharedMemory>> make_memory() override { return shm::make(); }
+  Result<std::unique_ptr<SharedMemory>> attach_memory(const std::string& name) override {
+    return shm::attach(name);
   }
   Result<void> random(std::span<std::byte> out) override {
     while (!out.empty()) {

@@ -190,7 +190,7 @@ class Player {
     joining.host = text("host%u", rank_ % scene_.hosts);
     joining.plan = scene_.plan;
     joining.probe = false;
-    joining.shared_memory = false;
+    joining.shared_memory = true;  // with those that the scene puts on one machine
     joining.sealed = scene_.sealed;
     joining.spin = scene_.spin;
     joining.progress_thread = false;

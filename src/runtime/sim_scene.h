@@ -212,6 +212,16 @@ inline void add_refusal(Rng& rng, Scene& scene) {
   scene.world.faults.push_back(fault);
 }
 
+// Ranks of one host share memory, unless they are in containers that keep them apart. Rings are
+// small enough to be full now and then, and may be smaller than a chunk.
+inline void add_shared_memory(Rng& rng, Scene& scene) {
+  bool apart = rng.below(4) == 0;
+  for (uint32_t rank = 0; rank < scene.ranks; ++rank)
+    scene.world.machines.push_back(rank % scene.hosts +
+                                   (apart ? scene.hosts * static_cast<uint32_t>(rng.below(2)) : 0));
+  scene.world.ring = 4096u << rng.below(8);
+}
+
 inline Scene scene_of(uint64_t seed) {
   Rng rng(seed);
   Scene scene;
@@ -247,6 +257,7 @@ inline Scene scene_of(uint64_t seed) {
   if (rng.below(3) == 0) add_trouble(rng, scene);
   if (rng.below(3) == 0) add_workers(rng, scene);
   if (rng.below(8) == 0) add_refusal(rng, scene);
+  if (rng.below(2) == 0) add_shared_memory(rng, scene);
   for (uint32_t rank = 0; rank < scene.ranks; ++rank)
     scene.thinks.push_back(Nanos::from_millis(static_cast<double>(rng.below(300))));
   return scene;
@@ -259,6 +270,10 @@ inline std::string describe(const Scene& scene) {
   std::string out =
       text("%u ranks on %u hosts, %u lanes, %u workers, chunks of %s", scene.ranks, scene.hosts,
            scene.plan.lanes, scene.plan.lane_workers, format_bytes(scene.plan.chunk).c_str());
+  if (!scene.world.machines.empty()) {
+    out += text(", rings of %s on machines", format_bytes(Bytes{scene.world.ring}).c_str());
+    for (uint32_t machine : scene.world.machines) out += text(" %u", machine);
+  }
   for (const Act& act : scene.acts) {
     out += text("; %s", kActs[static_cast<size_t>(act.kind)]);
     if (act.kind != Act::Kind::call && act.kind != Act::Kind::exchange)

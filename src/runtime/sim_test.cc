@@ -123,6 +123,30 @@ TEST_F(Simulation, chunks_that_had_arrived_when_a_worker_ended_do_no_harm) {
   EXPECT_GT(ended, 20u) << "in how many a worker was missed";
 }
 
+// Three ranks of one machine with small rings, and one large sum.
+Scene sum_through_memory(uint64_t seed) {
+  Scene scene;
+  scene.seed = scene.world.seed = seed;
+  scene.ranks = scene.world.ranks = 3;
+  scene.plan.chunk = kib(seed % 2 == 0 ? 4 : 128);
+  scene.world.machines = {0, 0, 0};
+  scene.world.ring = 4096u << seed % 6;
+  Act act;
+  act.calls.push_back({Collective::all_reduce, Algorithm::ring, Type::float32, 1u << 16, 0, true});
+  scene.acts = {act, act};
+  scene.thinks.resize(3);
+  return scene;
+}
+
+TEST_F(Simulation, a_greeting_that_leaves_in_pieces_is_finished_before_memory_is_used) {
+  for (uint64_t seed = 1; seed < 40; ++seed) {
+    Scene scene = sum_through_memory(seed);
+    scene.sealed = true;
+    Played played = play(scene);
+    EXPECT_EQ(verdict(scene, played), "") << seed << "\n" << told(played);
+  }
+}
+
 TEST_F(Simulation, death_of_a_rank_reaches_the_others_within_a_second) {
   size_t seen = 0;
   std::optional<uint64_t> alone = from_environment("WEFT_SIM_SEED");

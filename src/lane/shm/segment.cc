@@ -1,17 +1,11 @@
 #include "shm/segment.h"
 
-#include <fcntl.h>
 #include <sys/epoll.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstring>
-
-#include "shm/name.h"
 
 namespace weft::lane::shm {
 
@@ -22,11 +16,9 @@ struct Head {
   alignas(64) std::atomic<uint64_t> read;
   std::atomic<uint32_t> reader_sleeps;  // ring when there is data
 };
+static_assert(sizeof(Head) <= net::SharedMemory::kHeadBytes);
 
 namespace {
-
-constexpr size_t kPage = 4096;
-constexpr size_t kCapacity = 2u << 20;  // a few chunks, and still in a core's cache
 
 class RingSocket : public net::Socket {
  public:
@@ -35,7 +27,9 @@ class RingSocket : public net::Socket {
 
   std::string local_host() const override { return bell_->local_host(); }
   std::string peer() const override { return bell_->peer(); }
+  std::string problem() const override { return bell_->problem(); }
   int fd() const override { return bell_->fd(); }
+  net::Socket& carrier() override { return bell_->carrier(); }
   bool shared() const override { return true; }
   size_t shared_capacity() const override { return segment_->capacity(); }
   // Only bells come over the connection.
@@ -147,85 +141,17 @@ class Reader final : public RingSocket {
 
 }  // namespace
 
-Result<std::shared_ptr<Segment>> Segment::map(const std::string& name, const Fd& file) {
-  std::shared_ptr<Segment> segment(new Segment());
-  segment->name_ = name;
-  segment->capacity_ = kCapacity;
-  // One stretch of addresses for the head and twice the data; then the file's pages into it.
-  size_t whole = kPage + 2 * kCapacity;
-  void* place = ::mmap(nullptr, whole, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (place == MAP_FAILED) return io_error(errno, "cannot reserve memory for a lane");
-  auto* base = static_cast<std::byte*>(place);
-  segment->head_ = reinterpret_cast<Head*>(base);
-  segment->data_ = base + kPage;
-  auto put = [&](std::byte* at, size_t size, off_t offset) {
-    return ::mmap(at, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file.get(), offset) !=
-           MAP_FAILED;
-  };
-  if (!put(base, kPage, 0) || !put(base + kPage, kCapacity, kPage) ||
-      !put(base + kPage + kCapacity, kCapacity, kPage))
-    return io_error(errno, "cannot map the memory of a lane");
-  return segment;
+Result<std::shared_ptr<Segment>> Segment::make(net::System& system) {
+  WEFT_ASSIGN(auto memory, system.make_memory());
+  return std::shared_ptr<Segment>(new Segment(std::move(memory)));
 }
 
-namespace {
-
-// Takes the pages now: a full file system is an error here, and a signal later.
-int reserve(const Fd& file) {
-  int failure = EINTR;
-  while (failure == EINTR) failure = ::posix_fallocate(file.get(), 0, kPage + kCapacity);
-  return failure;
+Result<std::shared_ptr<Segment>> Segment::attach(net::System& system, const std::string& name) {
+  WEFT_ASSIGN(auto memory, system.attach_memory(name));
+  return std::shared_ptr<Segment>(new Segment(std::move(memory)));
 }
 
-Error no_room(int failure) {
-  Error error = io_error(failure, "cannot get %zu bytes of shared memory", kPage + kCapacity);
-  if (failure != ENOSPC) return error;
-  return Error(error.code(),
-               error.message() +
-                   "; make room with: mount -o remount,size=1G /dev/shm (a container: docker run "
-                   "--shm-size=1g), or set WEFT_SHARED_MEMORY=0");
-}
-
-}  // namespace
-
-Result<std::shared_ptr<Segment>> Segment::make() {
-  sweep_if_due();
-  WEFT_ASSIGN(NamedFile made, make_named());
-  if (int failure = reserve(made.file); failure != 0) {
-    ::shm_unlink(made.name.c_str());
-    return no_room(failure);
-  }
-  auto segment = map(made.name, made.file);
-  if (!segment) {
-    ::shm_unlink(made.name.c_str());
-    return segment;
-  }
-  (*segment)->held_ = std::move(made.file);
-  return segment;
-}
-
-Result<std::shared_ptr<Segment>> Segment::attach(const std::string& name) {
-  if (!is_lane_name(name))
-    return error(Code::invalid_argument, "\"%s\" is not a lane's memory", name.c_str());
-  Fd file(::shm_open(name.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW, 0));
-  if (!file) return io_error(errno, "cannot open shared memory %s", name.c_str());
-  struct stat facts {};
-  if (::fstat(file.get(), &facts) != 0 || facts.st_uid != ::geteuid() ||
-      facts.st_size != static_cast<off_t>(kPage + kCapacity))
-    return error(Code::invalid_argument, "shared memory %s is not a lane's", name.c_str());
-  return map(name, file);
-}
-
-void Segment::unlink() {
-  if (!held_) return;
-  ::shm_unlink(name_.c_str());
-  held_.reset();  // last: a name without a lock is anybody's to remove
-}
-
-Segment::~Segment() {
-  unlink();
-  if (head_ != nullptr) ::munmap(head_, kPage + 2 * capacity_);
-}
+Head& Segment::head() const { return *reinterpret_cast<Head*>(memory_->head()); }
 
 std::unique_ptr<net::Socket> writer(std::unique_ptr<net::Socket> bell,
                                     std::shared_ptr<Segment> segment) {
@@ -238,8 +164,10 @@ std::unique_ptr<net::Socket> reader(std::unique_ptr<net::Socket> bell,
   return std::make_unique<Reader>(std::move(bell), std::move(segment));
 }
 
-Result<std::shared_ptr<Segment>> make() { return Segment::make(); }
-Result<std::shared_ptr<Segment>> attach(const std::string& name) { return Segment::attach(name); }
+Result<std::shared_ptr<Segment>> make(net::System& system) { return Segment::make(system); }
+Result<std::shared_ptr<Segment>> attach(net::System& system, const std::string& name) {
+  return Segment::attach(system, name);
+}
 const std::string& name_of(const Segment& segment) { return segment.name(); }
 
 }  // namespace weft::lane::shm

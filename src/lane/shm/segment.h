@@ -15,28 +15,22 @@ struct Head;  // positions and flags, in the segment itself
 
 class Segment {
  public:
-  static Result<std::shared_ptr<Segment>> make();
-  static Result<std::shared_ptr<Segment>> attach(const std::string& name);
-  ~Segment();
+  static Result<std::shared_ptr<Segment>> make(net::System& system);
+  static Result<std::shared_ptr<Segment>> attach(net::System& system, const std::string& name);
   Segment(const Segment&) = delete;
   Segment& operator=(const Segment&) = delete;
 
-  const std::string& name() const { return name_; }
-  Head& head() const { return *head_; }
-  std::byte* data() const { return data_; }
-  size_t capacity() const { return capacity_; }
+  const std::string& name() const { return memory_->name(); }
+  Head& head() const;
+  std::byte* data() const { return memory_->ring(); }
+  size_t capacity() const { return memory_->capacity(); }
   // The name is of no use any more. Also done when the segment goes.
-  void unlink();
+  void unlink() { memory_->unlink(); }
 
  private:
-  Segment() = default;
-  static Result<std::shared_ptr<Segment>> map(const std::string& name, const Fd& file);
+  explicit Segment(std::unique_ptr<net::SharedMemory> memory) : memory_(std::move(memory)) {}
 
-  std::string name_;
-  Fd held_;  // of the maker, as long as the name exists (name.h)
-  Head* head_ = nullptr;
-  std::byte* data_ = nullptr;
-  size_t capacity_ = 0;
+  std::unique_ptr<net::SharedMemory> memory_;
 };
 
 // The two ends of a lane whose bytes go through `segment`.

@@ -4,7 +4,9 @@
 #include <atomic>
 #include <cerrno>
 
+#include "shm/name.h"
 #include "sim/fiber.h"
+#include "sim/memory.h"
 #include "sim/wire.h"
 #include "weft/net.h"
 
@@ -31,7 +33,8 @@ class SimReactor;
 
 class World::Impl {
  public:
-  explicit Impl(Options options) : options_(std::move(options)), wire_(options_) {
+  explicit Impl(Options options)
+      : options_(std::move(options)), wire_(options_), memories_(options_) {
     for (uint32_t rank = 0; rank < options_.ranks; ++rank) add_place(rank);
     waits_.resize(options_.ranks);
     ahead_.resize(options_.ranks);
@@ -84,10 +87,15 @@ class World::Impl {
   }
   bool refused(uint32_t rank) const { return refused_[rank]; }
   Wire& wire() { return wire_; }
+  Memories& memories() { return memories_; }
   const Options& options() const { return options_; }
   std::vector<std::unique_ptr<Network>> networks;  // by rank
 
  private:
+  void die(uint32_t rank, bool silently) {
+    wire_.die(rank, silently);
+    memories_.die(rank);
+  }
   Place& add_place(uint32_t rank);
   void prepare(Place& place, std::function<void()> body);
   bool sleep(uint32_t rank, SimReactor* reactor, const Place* awaited, Nanos timeout);
@@ -98,6 +106,7 @@ class World::Impl {
 
   Options options_;
   Wire wire_;
+  Memories memories_;
   std::vector<std::unique_ptr<Place>> places_;  // the ranks' first
   std::vector<uint64_t> waits_;                 // by rank: also those of its tasks
   std::vector<Nanos> ahead_;                    // by rank: a dead rank's clock runs away
@@ -181,9 +190,41 @@ class SimReactor final : public Reactor {
     std::erase_if(places_, [&](const Place& place) { return place.socket == &socket; });
     ++generation_;
   }
+  // As the kernel's: what waits in memory is asked for before the wait, and during it only bells
+  // are heard.
   bool run_once(Nanos timeout) override {
-    if (!world_.wait(rank_, *this, timeout)) return false;
+    bool any = world_.alive(rank_) && ask_memory(false);
+    if (!any && timeout.count > 0 && world_.alive(rank_)) any = ask_memory(true);
+    if (!world_.wait(rank_, *this, any ? Nanos{0} : timeout)) return any;
     woken_ = false;
+    return call_handlers([](const Place& place) { return kernel_events(place); }) || any;
+  }
+  void wake() override { woken_ = true; }
+
+  bool has_reason_to_run() const {
+    return woken_ || std::any_of(places_.begin(), places_.end(),
+                                 [](const Place& place) { return kernel_events(place) != 0; });
+  }
+
+ private:
+  struct Place {
+    Socket* socket;
+    Source* carrier;
+    uint32_t events;
+    Handler* handler;
+  };
+  // The connection beside shared memory only rings: its room does not matter.
+  static uint32_t kernel_events(const Place& place) {
+    uint32_t wanted = place.socket->shared() ? static_cast<uint32_t>(EPOLLIN) : place.events;
+    return place.carrier->events() & (wanted | EPOLLERR | EPOLLHUP);
+  }
+  bool ask_memory(bool sleeping) {
+    return call_handlers([&](const Place& place) {
+      return place.socket->in_memory() ? place.socket->memory_events(place.events, sleeping) : 0u;
+    });
+  }
+  template <typename Ready>
+  bool call_handlers(const Ready& ready_events) {
     if (places_.empty()) return false;
     // Whoever comes first is left to chance.
     std::vector<Place> round = places_;
@@ -199,25 +240,6 @@ class SimReactor final : public Reactor {
       if (generation != generation_) return true;
     }
     return any;
-  }
-  void wake() override { woken_ = true; }
-
-  bool has_reason_to_run() const {
-    return woken_ || std::any_of(places_.begin(), places_.end(),
-                                 [](const Place& place) { return ready_events(place) != 0; });
-  }
-
- private:
-  struct Place {
-    Socket* socket;
-    Source* carrier;
-    uint32_t events;
-    Handler* handler;
-  };
-  static uint32_t ready_events(const Place& place) {
-    uint32_t ready = place.carrier->events() & (place.events | EPOLLERR | EPOLLHUP);
-    if (place.socket->in_memory()) ready |= place.socket->memory_events(place.events, false);
-    return ready;
   }
 
   World::Impl& world_;
@@ -277,7 +299,7 @@ class RankNetwork final : public Network, private System, private Clock {
     return std::unique_ptr<Reactor>(std::make_unique<SimReactor>(world_, rank_));
   }
   const Clock& clock() const override { return *this; }
-  std::string machine() const override { return {}; }
+  std::string machine() const override { return world_.memories().machine_of(rank_); }
   System& system() override { return *this; }
 
  private:
@@ -290,6 +312,15 @@ class RankNetwork final : public Network, private System, private Clock {
       return own_error(EAGAIN, "cannot start a task");
     World::Impl::Place& place = world_.start_task(rank_, std::move(body));
     return std::unique_ptr<Task>(std::make_unique<SimTask>(world_, place, tasks_++));
+  }
+  Result<std::unique_ptr<SharedMemory>> make_memory() override {
+    WEFT_ASSIGN(std::string name, shm::random_name(*this));
+    if (!world_.may_have(rank_)) return own_error(ENOSPC, "cannot make shared memory");
+    return world_.memories().make(rank_, name);
+  }
+  Result<std::unique_ptr<SharedMemory>> attach_memory(const std::string& name) override {
+    if (!world_.may_have(rank_)) return own_error(EMFILE, "cannot open shared memory");
+    return world_.memories().attach(rank_, name);
   }
   Result<void> random(std::span<std::byte> out) override {
     if (!world_.may_have(rank_)) return io_error(EAGAIN, "no random numbers");
@@ -352,7 +383,7 @@ bool World::Impl::sleep(uint32_t rank, SimReactor* reactor, const Place* awaited
       if (fault.rank != rank) continue;
       if ((fault.kind == Fault::Kind::death || fault.kind == Fault::Kind::power_loss) &&
           fault.at == waits_[rank])
-        wire_.die(rank, fault.kind == Fault::Kind::power_loss);
+        die(rank, fault.kind == Fault::Kind::power_loss);
       if (fault.kind == Fault::Kind::task_end && place.task && fault.at == place.waits)
         place.ends = true;
     }
@@ -469,7 +500,7 @@ Outcome World::Impl::run(std::vector<std::function<void()>> bodies) {
     if (place.task)
       place.ends = true;
     else
-      wire_.die(place.rank, false);
+      die(place.rank, false);
     resume(place);
     WEFT_CHECK(place.fiber->finished());
   }

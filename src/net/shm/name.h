@@ -10,13 +10,14 @@
 // Threads: any.
 #pragma once
 
-#include "weft/base.h"
+#include "weft/net.h"
 
-namespace weft::lane::shm {
+namespace weft::net::shm {
 
 // "/weft-lane-" and 96 bits in hexadecimal. What is not spelled so is never removed: it was not
 // made by code that takes the lock.
 bool is_lane_name(std::string_view name);
+Result<std::string> random_name(System& system);
 
 struct NamedFile {
   std::string name;
@@ -33,4 +34,4 @@ void sweep();
 // again without starting again.
 void sweep_if_due();
 
-}  // namespace weft::lane::shm
+}  // namespace weft::net::shm

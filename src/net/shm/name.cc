@@ -4,7 +4,6 @@
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/mman.h>
-#include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -14,7 +13,7 @@
 #include <cstring>
 #include <memory>
 
-namespace weft::lane::shm {
+namespace weft::net::shm {
 namespace {
 
 constexpr const char* kFolder = "/dev/shm";  // where shm_open() puts its names
@@ -30,15 +29,6 @@ bool is_own_file(const struct stat& facts) {
   return S_ISREG(facts.st_mode) && facts.st_uid == ::geteuid();
 }
 
-Result<std::string> random_name() {
-  std::array<unsigned char, kRandomBytes> random;
-  if (::getrandom(random.data(), random.size(), 0) != static_cast<ssize_t>(random.size()))
-    return io_error(errno, "no random numbers");
-  std::string name(kPrefix);
-  for (unsigned char byte : random) name += text("%02x", unsigned{byte});
-  return name;
-}
-
 // Removes `name` if it is this user's and nobody holds it. The lock is kept until the name is gone,
 // so that a maker who has not locked yet sees one or the other. True if it is gone.
 bool remove_if_abandoned(int folder, const char* name) {
@@ -49,7 +39,7 @@ bool remove_if_abandoned(int folder, const char* name) {
   if (!file || ::flock(file.get(), LOCK_EX | LOCK_NB) != 0) return false;
   if (::fstat(file.get(), &facts) != 0 || !is_own_file(facts) || !has_name(facts)) return false;
   if (::unlinkat(folder, name, 0) != 0) return false;
-  WEFT_LOG(lane, info, "removed %s/%s, which a process that was killed left behind", kFolder, name);
+  WEFT_LOG(net, info, "removed %s/%s, which a process that was killed left behind", kFolder, name);
   return true;
 }
 
@@ -60,9 +50,17 @@ bool is_lane_name(std::string_view name) {
          name.find_first_not_of("0123456789abcdef", kPrefix.size()) == std::string_view::npos;
 }
 
+Result<std::string> random_name(System& system) {
+  std::array<std::byte, kRandomBytes> random;
+  WEFT_TRY(system.random(random));
+  std::string name(kPrefix);
+  for (std::byte part : random) name += text("%02x", std::to_integer<unsigned>(part));
+  return name;
+}
+
 Result<NamedFile> make_named() {
   for (int attempt = 0; attempt < kNamesTried; ++attempt) {
-    WEFT_ASSIGN(std::string name, random_name());
+    WEFT_ASSIGN(std::string name, random_name(kernel_system()));
     Fd file(::shm_open(name.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
     if (!file) return io_error(errno, "cannot make shared memory");
     bool locked = ::flock(file.get(), LOCK_EX | LOCK_NB) == 0;
@@ -99,4 +97,4 @@ void sweep_if_due() {
   if (now.count >= seen && due.compare_exchange_strong(seen, (now + kPause).count)) sweep();
 }
 
-}  // namespace weft::lane::shm
+}  // namespace weft::net::shm

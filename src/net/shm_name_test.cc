@@ -10,10 +10,9 @@
 #include <csignal>
 
 #include "shm/name.h"
-#include "shm/segment.h"
 #include "weft_testing/loopback.h"
 
-namespace weft::lane {
+namespace weft::net {
 namespace {
 
 bool exists(const std::string& name) {
@@ -32,7 +31,7 @@ class Maker {
     process_ = ::fork();
     WEFT_CHECK(process_ >= 0);
     if (process_ == 0) {
-      auto made = shm::Segment::make();
+      auto made = kernel_system().make_memory();
       WEFT_CHECK(made.ok());
       const std::string& name = (*made)->name();
       if (then) then();
@@ -113,7 +112,7 @@ TEST(SharedName, of_a_killed_process_goes_with_the_next_segment_that_is_made) {
   ASSERT_TRUE(exists(maker.name())) << maker.name();
   maker.kill();
   pause_ms(1100);  // this process may have swept just now, for another test
-  auto made = shm::Segment::make();
+  auto made = kernel_system().make_memory();
   ASSERT_TRUE(made);
   EXPECT_FALSE(exists(maker.name()));
   EXPECT_TRUE(exists((*made)->name()));
@@ -121,7 +120,7 @@ TEST(SharedName, of_a_killed_process_goes_with_the_next_segment_that_is_made) {
 
 TEST(SharedName, of_a_living_process_stays) {
   Maker maker;
-  auto own = shm::Segment::make();
+  auto own = kernel_system().make_memory();
   ASSERT_TRUE(own);
   for (int i = 0; i < 3; ++i) shm::sweep();
   EXPECT_TRUE(ended_well(start([] {
@@ -130,7 +129,7 @@ TEST(SharedName, of_a_living_process_stays) {
   })));
   EXPECT_TRUE(exists(maker.name()));
   EXPECT_TRUE(exists((*own)->name()));
-  auto attached = shm::Segment::attach(maker.name());
+  auto attached = kernel_system().attach_memory(maker.name());
   EXPECT_TRUE(attached) << "and can be used";
 }
 
@@ -258,4 +257,4 @@ TEST(SharedName, is_kept_by_makers_that_race_with_sweepers) {
 }
 
 }  // namespace
-}  // namespace weft::lane
+}  // namespace weft::net
