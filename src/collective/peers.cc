@@ -120,6 +120,7 @@ void Engine::replace_lane(Rank rank, uint16_t number) {
     Slot& slot = slots_[i];
     if (slot.outgoing || slot.peer != rank.index || slot.number != number) continue;
     if (!slot.lane || slot.broken) continue;
+    if (!slot.lane->drain() || slot.broken) continue;
     slot.lane->halt();
     broke(i, error(Code::peer_lost, "its sender opened it again"));
   }

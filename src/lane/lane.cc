@@ -107,7 +107,7 @@ void Lane::lose(const char* doing, ssize_t outcome) {
 }
 
 void Lane::update_interest() {
-  if (failed_) return;
+  if (failed_ || deaf_) return;
   bool writes = want_write_ || receipt_done_ < receipt_.size();
   uint32_t wanted = (paused_ ? 0u : static_cast<uint32_t>(EPOLLIN)) |
                     (writes ? static_cast<uint32_t>(EPOLLOUT) : 0u);
@@ -128,6 +128,12 @@ void Lane::resume() {
   if (!failed_) update_interest();
 }
 
+bool Lane::drain() {
+  if (failed_ || role_ != Role::in || !socket_->shared()) return true;
+  if (!paused_) receive_shared();
+  return failed_ || !paused_;
+}
+
 // Often called by the handler, out of one of its own calls: so after each of them everybody here
 // looks at failed_ before he touches anything.
 void Lane::halt() {
@@ -138,7 +144,7 @@ void Lane::halt() {
 
 void Lane::on_events(uint32_t epoll_events) {
   if ((epoll_events & (EPOLLIN | EPOLLERR | EPOLLHUP)) != 0 && socket_->shared()) answer_bells();
-  if (failed_) return;
+  if (failed_ || deaf_) return;
   if ((epoll_events & (EPOLLIN | EPOLLERR | EPOLLHUP)) != 0 && !paused_) {
     if (role_ == Role::out && socket_->shared())
       ;  // nothing but bells comes this way
@@ -531,7 +537,12 @@ void Lane::answer_bells() {
   // What it wrote before it went is still there.
   if (role_ == Role::in && !paused_) receive_shared();
   if (failed_) return;
-  lose("receiving", got);
+  // Who closed it writes no more. Who does not know yet that it broke writes what it will not send
+  // again.
+  bool may_be_more = paused_ || got < 0;
+  if (role_ != Role::in || !may_be_more || got == -EBADMSG) return lose("receiving", got);
+  deaf_ = true;
+  reactor_.remove(*socket_);
 }
 
 std::optional<net::TcpInfo> Lane::tcp_info() const {

@@ -135,6 +135,9 @@ class LanePort {
   // (it goes on by itself once there is room) or there is nothing to send. One at a time, so that
   // a few chunks spread over all lanes instead of filling the first.
   virtual bool send_one() = 0;
+  // Its sender has given it up for another: takes what lies in memory, since nothing more will
+  // come. False if some of it has no place yet: it is taken when the lane resumes.
+  virtual bool drain() { return true; }
   virtual void resume() = 0;  // a chunk that was refused with not_yet may be offered again
   // Touches no payload from now on; the connection stays open, and nobody is told.
   virtual void halt() = 0;
@@ -171,6 +174,7 @@ class Lane final : public LanePort, public net::Reactor::Handler {
   ~Lane() override;
 
   bool send_one() override;
+  bool drain() override;
   void resume() override;
   void halt() override;
   void send_receipts(bool all = false) override;
@@ -213,6 +217,8 @@ class Lane final : public LanePort, public net::Reactor::Handler {
   uint32_t interest_ = 0;
   bool failed_ = false;
   bool greeted_ = false;
+  bool deaf_ =
+      false;  // in: no bells come any more, and the memory stays until the lane is replaced
   bool keeps_copies_ = true;
   bool checks_ = true;           // own payloads get checksums
   bool needs_checksums_ = true;  // and those that come must have them

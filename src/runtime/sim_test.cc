@@ -147,6 +147,21 @@ TEST_F(Simulation, a_greeting_that_leaves_in_pieces_is_finished_before_memory_is
   }
 }
 
+TEST_F(Simulation, what_was_in_a_ring_whose_bells_break_is_not_lost) {
+  for (uint64_t seed = 1; seed < 120; ++seed) {
+    Scene scene = sum_through_memory(seed);
+    Fault fault;
+    fault.kind = Fault::Kind::reset;
+    fault.connection = 2 + seed % 3;  // behind the two to the root
+    fault.reverse = seed % 8 >= 4;
+    // Behind what opens the lane there are bells only.
+    fault.at = (fault.reverse ? 60 : 200) + seed % 40;
+    scene.world.faults = {fault};
+    Played played = play(scene);
+    EXPECT_EQ(verdict(scene, played), "") << seed << "\n" << describe(scene) << told(played);
+  }
+}
+
 TEST_F(Simulation, death_of_a_rank_reaches_the_others_within_a_second) {
   size_t seen = 0;
   std::optional<uint64_t> alone = from_environment("WEFT_SIM_SEED");
