@@ -209,8 +209,9 @@ class Joiner {
     }
     WEFT_TRY(listen(place.host, place.port));
     if (by_file()) {
-      WEFT_ASSIGN(written_, rendezvous::write(
-                                file(), text("127.0.0.1:%u", unsigned{mesh_.acceptor->port()})));
+      WEFT_ASSIGN(written_,
+                  rendezvous::write(network_.system(), file(),
+                                    text("127.0.0.1:%u", unsigned{mesh_.acceptor->port()})));
     }
     mesh_.members[0] = {0, options_.host, 0, mesh_.acceptor->host(), mesh_.acceptor->port()};
     machines_.resize(options_.ranks);

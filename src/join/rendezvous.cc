@@ -8,8 +8,6 @@
 #include <cerrno>
 #include <cstdio>
 
-#include "weft/net.h"
-
 namespace weft::join::rendezvous {
 namespace {
 
@@ -50,7 +48,7 @@ Result<std::string> read(const std::string& path) {
   return address;
 }
 
-Result<Written> write(const std::string& path, const std::string& address) {
+Result<Written> write(net::System& system, const std::string& path, const std::string& address) {
   auto failed = [&] {
     return io_error(errno, "cannot write the rendezvous file %s", path.c_str());
   };
@@ -62,7 +60,7 @@ Result<Written> write(const std::string& path, const std::string& address) {
     if (!before) return std::move(before).error();
   }
   std::array<std::byte, 8> chance;
-  random_bytes(chance);
+  WEFT_TRY(system.random(chance));
   std::string fresh = path + ".";
   for (std::byte part : chance) fresh += text("%02x", std::to_integer<unsigned>(part));
   Fd made(::open(fresh.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600));

@@ -7,7 +7,7 @@
 
 #include <sys/types.h>
 
-#include "weft/base.h"
+#include "weft/net.h"
 
 namespace weft::join::rendezvous {
 
@@ -18,7 +18,7 @@ struct Written {
 };
 
 // Whole or not at all. Replaces only what an earlier group left behind, or an empty file.
-Result<Written> write(const std::string& path, const std::string& address);
+Result<Written> write(net::System& system, const std::string& path, const std::string& address);
 // The address; empty while there is none.
 Result<std::string> read(const std::string& path);
 // Removes it if it is still the same file.

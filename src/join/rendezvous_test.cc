@@ -99,11 +99,11 @@ mode_t mode_of(const std::string& path) {
 TEST(RendezvousFile, is_for_its_user_only_and_goes_with_who_wrote_it) {
   Folder folder;
   std::string path = folder / "meet";
-  auto written = rendezvous::write(path, "127.0.0.1:4000");
+  auto written = rendezvous::write(net::kernel_system(), path, "127.0.0.1:4000");
   ASSERT_TRUE(written) << written.error().message();
   EXPECT_EQ(mode_of(path) & 07777, 0600u);
   EXPECT_EQ(*rendezvous::read(path), "127.0.0.1:4000");
-  auto again = rendezvous::write(path, "127.0.0.1:4001");
+  auto again = rendezvous::write(net::kernel_system(), path, "127.0.0.1:4001");
   ASSERT_TRUE(again) << "an earlier group left it behind";
   rendezvous::remove(path, *written);
   EXPECT_EQ(*rendezvous::read(path), "127.0.0.1:4001") << "another's, by now";
@@ -117,7 +117,7 @@ TEST(RendezvousFile, that_is_empty_may_be_written_to) {
   std::string path = folder / "made-by-mktemp";
   Fd made(::open(path.c_str(), O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, 0600));
   EXPECT_EQ(*rendezvous::read(path), "");
-  EXPECT_TRUE(rendezvous::write(path, "127.0.0.1:4000"));
+  EXPECT_TRUE(rendezvous::write(net::kernel_system(), path, "127.0.0.1:4000"));
 }
 
 TEST(RendezvousFile, that_is_something_else_is_neither_read_nor_replaced) {
@@ -149,7 +149,7 @@ TEST(RendezvousFile, that_is_something_else_is_neither_read_nor_replaced) {
     ASSERT_FALSE(read);
     EXPECT_THAT(read.error().message(), HasSubstr(one.path + " is no rendezvous file: "));
     EXPECT_THAT(read.error().message(), HasSubstr(one.why));
-    auto written = rendezvous::write(one.path, "127.0.0.1:4001");
+    auto written = rendezvous::write(net::kernel_system(), one.path, "127.0.0.1:4001");
     ASSERT_FALSE(written);
     EXPECT_THAT(written.error().message(), HasSubstr(one.why));
     EXPECT_EQ(mode_of(one.path), mode);
