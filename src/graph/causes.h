@@ -44,7 +44,7 @@ class Programs {
  private:
   const Causes* made(uint32_t rank, uint64_t bytes, schedule::Algorithm algorithm);
 
-  schedule::OperationShape shape_;           // of the operation that is asked about
+  schedule::OperationShape shape_;  // of the operation that is asked about
   std::optional<plan::Plan> plan_;  // of the sizes that the job had
   uint64_t work_left_;              // a damaged trace must not make work without end
   // By rank, bytes and algorithm; null: not made.
