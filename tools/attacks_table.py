@@ -132,7 +132,7 @@ SECTIONS = [
             "base_test:Json.depth_counts_brackets_*"),
         Row("a link or a foreign file where a trace is to be written", "neither followed nor replaced",
             "trace_test:TraceTest.what_is_not_ours_is_left_alone"),
-        Row("600 names of other users in /dev/shm", "the sweep goes past them", "lane_test:SharedName.is_found_behind_*"),
+        Row("600 names of other users in /dev/shm", "the sweep goes past them", "net_test:SharedName.is_found_behind_*"),
     ]),
 ]
 
