@@ -166,6 +166,21 @@ TEST_P(LaneWorkersOf, carry_chunks_plain_and_sealed) {
   }
 }
 
+// An auxiliary process finds its descriptors at numbers from 100 on; here they may lie at each
+// other's.
+TEST_P(LaneWorkersOf, carry_chunks_wherever_their_descriptors_lie) {
+  for (int lowest = 90; lowest < 106; ++lowest) {
+    SCOPED_TRACE(lowest);
+    std::vector<Fd> below;
+    for (Fd next(::dup(0)); next.get() < lowest; next = Fd(::dup(0)))
+      below.push_back(std::move(next));
+    Crew crew(GetParam(), 1);
+    auto lane = crew.open(0, false);
+    crew.expect_carries(lane, 20, 1);
+    EXPECT_TRUE(crew.errors.empty());
+  }
+}
+
 // Chunks out of memory that is taken away in the moment of the halt.
 class Lender final : public ChunkHandler {
  public:

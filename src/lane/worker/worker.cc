@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <csignal>
 
@@ -18,6 +19,7 @@ namespace weft::lane::worker {
 namespace {
 
 constexpr const char* kVerb = "lane-worker";
+constexpr int kFirstNumber = 100;  // of the descriptors that an auxiliary process finds
 // A worker turns at least every kLongestSleep, however little there is to do.
 constexpr Nanos kStandsStill = Nanos::from_seconds(5);
 // An auxiliary process has to be loaded first. Less than a lane may take to open (12 s), so that
@@ -84,10 +86,20 @@ Result<void> Worker::start(LaneWorkers::Kind kind, const Facts& facts, const std
 Result<void> Worker::spawn(const std::string& program) {
   posix_spawn_file_actions_t actions;
   posix_spawn_file_actions_init(&actions);
-  // The same numbers in every worker; dup2 clears close-on-exec.
+  // The same numbers in every worker; dup2 clears close-on-exec. From copies above those numbers: a
+  // program with a hundred descriptors may have one of these four at a number of another, and it
+  // would be gone before its turn.
   const int numbers[] = {side_->memory.get(), other_end_.get(), side_->bell_in->fd(),
                          side_->bell_out->fd()};
-  for (int i = 0; i < 4; ++i) posix_spawn_file_actions_adddup2(&actions, numbers[i], 100 + i);
+  std::array<Fd, 4> copies;
+  for (size_t i = 0; i < copies.size(); ++i) {
+    copies[i] = Fd(::fcntl(numbers[i], F_DUPFD_CLOEXEC, kFirstNumber + 4));
+    if (!copies[i]) {
+      posix_spawn_file_actions_destroy(&actions);
+      return io_error(errno, "cannot hand a descriptor to an auxiliary process");
+    }
+    posix_spawn_file_actions_adddup2(&actions, copies[i].get(), kFirstNumber + static_cast<int>(i));
+  }
   std::string name = program, verb = kVerb;
   char* arguments[] = {name.data(), verb.data(), nullptr};
   posix_spawnattr_t attributes;
