@@ -433,7 +433,8 @@ TEST(LaneWorkers, that_were_stopped_together_with_their_rank_are_not_blamed) {
 
 TEST(LaneWorkers, that_can_take_no_more_descriptors_leave_the_lane_here) {
   // Behind the other tests of this program the last receipt of the lane that the worker has does
-  // not come in two of three runs, and nobody knows why yet. WEFT_TEST_OPEN=1 runs it all the same.
+  // not come in three of four runs, and nobody knows why yet. WEFT_TEST_OPEN=1 runs it all the
+  // same.
   if (std::getenv("WEFT_TEST_OPEN") == nullptr) GTEST_SKIP() << "an open fault: a receipt is late";
   LogLines log;
   Crew crew(Kind::process);
