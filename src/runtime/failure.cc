@@ -352,7 +352,8 @@ void Group::Impl::send_heartbeats(Nanos at) {
 
 // Closing a connection with something unread in it can take back what was sent. Everyone who fails
 // says why, and everyone who reads rank 0's goodbye says so: whoever has spoken last words needs
-// none from here.
+// none from here. A rank that said goodbye because it wants to leave has not: it still waits for
+// rank 0's word, and that may be why the group failed.
 void Group::Impl::linger() {
   Nanos until = now() + kLinger;
   for (bool open = true; open && now() < until;) {
@@ -361,8 +362,11 @@ void Group::Impl::linger() {
       if (!channel) continue;
       uint32_t peer = channel->peer().index;
       while (auto frame = channel->receive())
-        if (frame->type == Control::abort || frame->type == Control::bye) last_words[peer] = true;
-      open = open || (!last_words[peer] && !channel->failure());
+        if (frame->type == Control::abort ||
+            (frame->type == Control::bye && (left.load() || !is_root())))
+          last_words[peer] = true;
+      bool told = last_words[peer] && channel->flushed();
+      open = open || (!told && !channel->failure());
     }
     if (open) mesh.reactor->run_once(Nanos::from_millis(5));
   }

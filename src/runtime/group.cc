@@ -534,6 +534,7 @@ uint32_t Group::ranks() const {
   return members_ ? static_cast<uint32_t>(members_->size()) : impl_->mesh.ranks;
 }
 uint32_t Group::hosts() const { return impl_->hosts_of(members_); }
+uint32_t Group::epoch() const { return impl_->epoch; }
 const std::vector<join::Member>& Group::members() const { return impl_->mesh.members; }
 
 namespace {

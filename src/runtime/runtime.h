@@ -177,6 +177,7 @@ class Group {
   Rank rank() const;  // in this group
   uint32_t ranks() const;
   uint32_t hosts() const;                            // that they are on
+  uint32_t epoch() const;                            // how often it was rebuilt; 0: the first group
   const std::vector<join::Member>& members() const;  // of the whole job
 
   // All ranks of the group call the same operations in the same order; results are the same bits

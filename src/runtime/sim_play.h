@@ -10,6 +10,7 @@ namespace weft::runtime::simulated {
 // What a rank has to say of one group: the first, or one that was made of those that were left.
 struct Chapter {
   std::vector<uint32_t> members;  // by the ranks of the first group; empty: it did not form
+  uint32_t epoch = 0;             // of one that formed: rebuild() may have begun several times
   std::optional<Error> error;
   std::optional<uint32_t> culprit;  // of the first group's ranks
   size_t acts_done = 0;
@@ -208,6 +209,7 @@ class Player {
     if (!group) {
       chapter.error = group.error();
     } else {
+      chapter.epoch = (*group)->epoch();
       for (const join::Member& member : (*group)->members())
         for (uint32_t rank = 0; rank < scene_.ranks; ++rank)
           if (member.address == sim::World::address_of({rank})) chapter.members.push_back(rank);

@@ -96,6 +96,31 @@ TEST_F(Simulation, a_rank_that_ends_the_group_and_comes_back_leaves_nobody_out) 
   }
 }
 
+// The others are through with their work, and have said that they want to leave. Rank 0 has to tell
+// them why the group fails before it goes on to the next one.
+TEST_F(Simulation, ranks_that_want_to_leave_hear_why_the_group_ends_instead) {
+  for (uint64_t seed = 1; seed <= 300; ++seed) {
+    Scene scene;
+    scene.seed = scene.world.seed = seed;
+    scene.ranks = scene.world.ranks = 4;
+    scene.sealed = true;  // records leave in pieces
+    scene.world.delay_max = Nanos::from_millis(2);
+    scene.world.buffer = 4096u << seed % 8;
+    Act work;
+    work.kind = Act::Kind::exchange;
+    work.steps = 1;
+    work.tensors = {2000, 3000, 5000};
+    Act end;
+    end.kind = Act::Kind::abort;
+    end.members = {1 + static_cast<uint32_t>(seed % 3)};
+    scene.acts = {work, end};
+    for (uint32_t rank = 0; rank < 4; ++rank)
+      scene.thinks.push_back(Nanos::from_millis(rank == 0 ? 1 : 100));
+    Played played = play(scene);
+    EXPECT_EQ(verdict(scene, played), "") << seed << "\n" << told(played);
+  }
+}
+
 // Its receipt is lost with the worker; what followed from it lies in its place when it is sent
 // again.
 TEST_F(Simulation, chunks_that_had_arrived_when_a_worker_ended_do_no_harm) {

@@ -141,15 +141,20 @@ class Verdict {
       if (fault.until != sim::kForever)
         patience = std::max(patience, fault.until + Nanos::from_seconds(180));
     if (played_.outcome.took > patience) return "it took " + format_duration(played_.outcome.took);
-    size_t chapters = 0;
+    uint32_t epochs = 1;
     for (uint32_t rank = 0; rank < scene_.ranks; ++rank) {
       const Report& report = played_.reports[rank];
       if (!report.wrong.empty()) return text("rank %u: wrong: %s", rank, report.wrong.c_str());
-      chapters = std::max(chapters, report.chapters.size());
+      for (const Chapter& chapter : report.chapters) {
+        epochs = std::max(epochs, chapter.epoch + 1);
+        if (&chapter != &report.chapters[0] && chapter.members.empty() && judgement_.harmless)
+          return text("rank %u: failed of something harmless: %s", rank,
+                      chapter.error->message().c_str());
+      }
     }
-    for (size_t chapter = 0; chapter < chapters; ++chapter)
-      if (std::string problem = of_chapter(chapter); !problem.empty())
-        return text("group %zu: ", chapter) + problem;
+    for (uint32_t epoch = 0; epoch < epochs; ++epoch)
+      if (std::string problem = of_group(epoch); !problem.empty())
+        return text("group %u: ", epoch) + problem;
     return all_met_again();
   }
 
@@ -157,24 +162,40 @@ class Verdict {
   bool gone(uint32_t rank) const {
     return played_.outcome.died[rank] || played_.reports[rank].quit;
   }
-  const Chapter* of(uint32_t rank, size_t chapter) const {
+  // What a rank has to say of the group of that epoch, if it was in it; of the first one also if it
+  // did not get there. Some are in groups that others never saw: those that failed at once.
+  const Chapter* of(uint32_t rank, uint32_t epoch) const {
     const auto& chapters = played_.reports[rank].chapters;
-    return chapter < chapters.size() ? &chapters[chapter] : nullptr;
+    if (epoch == 0) return chapters.empty() ? nullptr : &chapters[0];
+    for (const Chapter& chapter : chapters)
+      if (chapter.epoch == epoch && !chapter.members.empty()) return &chapter;
+    return nullptr;
+  }
+  // The group that it was in before.
+  const Chapter& before(uint32_t rank, uint32_t epoch) const {
+    const Chapter* out = &played_.reports[rank].chapters[0];
+    for (const Chapter& chapter : played_.reports[rank].chapters)
+      if (chapter.epoch < epoch && !chapter.members.empty()) out = &chapter;
+    return *out;
   }
 
-  std::string of_chapter(size_t index) const {
+  std::string of_group(uint32_t epoch) const {
     size_t failed = 0, well = 0, least_done = SIZE_MAX, most_done = 0;
     const std::vector<uint32_t>* members = nullptr;
     for (uint32_t rank = 0; rank < scene_.ranks; ++rank) {
-      const Chapter* chapter = of(rank, index);
+      const Chapter* chapter = of(rank, epoch);
       if (chapter == nullptr) continue;
       bool formed = !chapter->members.empty();
       if (formed && members != nullptr && *members != chapter->members)
         return text("rank %u is in another one", rank);
       if (formed) members = &chapter->members;
-      if (formed && index > 0 && 2 * chapter->members.size() <= of(rank, index - 1)->members.size())
-        return text("%zu ranks of %zu are not enough", chapter->members.size(),
-                    of(rank, index - 1)->members.size());
+      if (formed && epoch > 0) {
+        // More than half of the one before it, each time that it was begun.
+        const Chapter& old = before(rank, epoch);
+        if (chapter->members.size() << (epoch - old.epoch) <= old.members.size())
+          return text("%zu ranks of %zu are not enough", chapter->members.size(),
+                      old.members.size());
+      }
       if (gone(rank)) continue;
       most_done = std::max(most_done, chapter->acts_done);
       if (!chapter->error) {
@@ -183,33 +204,31 @@ class Verdict {
       }
       ++failed;
       least_done = std::min(least_done, chapter->acts_done);
-      if (std::string problem = of_error(rank, index); !problem.empty())
+      if (std::string problem = of_error(rank, epoch); !problem.empty())
         return problem + text("rank %u: %s", rank, chapter->error->message().c_str());
     }
     // Some may be through when it happens to the others, but then all the work was done.
-    size_t acts = index == 0 ? scene_.acts.size() : most_done;
-    if (index == 0 && failed > 0 && well > 0 && least_done < acts)
+    if (epoch == 0 && failed > 0 && well > 0 && least_done < scene_.acts.size())
       return text("%zu ranks failed, and %zu did not notice", failed, well);
     return {};
   }
 
-  std::string of_error(uint32_t rank, size_t index) const {
-    const Chapter& chapter = *of(rank, index);
+  std::string of_error(uint32_t rank, uint32_t epoch) const {
+    const Chapter& chapter = *of(rank, epoch);
     bool formed = !chapter.members.empty();
     if (judgement_.harmless) return "failed of something harmless: ";
-    if (index > 0 && !formed) return {};  // too few came: all_met_again() knows if that may be
     std::set<uint32_t> suspects = judgement_.suspects[rank];
     // Who did not come to a new group is missed there, whatever kept it.
-    if (index > 0)
+    if (epoch > 0)
       for (uint32_t other : chapter.members)
-        if (!of(other, index) || of(other, index)->members != chapter.members)
+        if (!of(other, epoch) || of(other, epoch)->members != chapter.members)
           suspects.insert(other);
     if (formed && !chapter.culprit) return "blames nobody: ";
     if (formed && !suspects.contains(*chapter.culprit))
       return text("blames rank %u: ", *chapter.culprit);
     // What it lacks is its own: it needs no name for itself.
     if (played_.refused[rank] && chapter.error->code() == Code::io) return {};
-    if (index == 0 && !names(chapter.error->message(), suspects)) return "names nobody: ";
+    if (epoch == 0 && !names(chapter.error->message(), suspects)) return "names nobody: ";
     return {};
   }
 
@@ -221,10 +240,11 @@ class Verdict {
     Nanos first = sim::kForever, last{0};
     for (uint32_t rank = 0; rank < scene_.ranks; ++rank) {
       if (gone(rank)) continue;
-      const Chapter* again = of(rank, 1);
-      if (again == nullptr) return {};  // it never joined, or was through
+      const auto& chapters = played_.reports[rank].chapters;
+      if (chapters.size() < 2) return {};  // it never joined, or was through
+      const Chapter* again = &chapters[1];
       left.insert(rank);
-      if (auto culprit = of(rank, 0)->culprit) blamed.insert(*culprit);
+      if (auto culprit = chapters[0].culprit) blamed.insert(*culprit);
       first = std::min(first, again->began);
       last = std::max(last, again->began);
     }
@@ -233,7 +253,7 @@ class Verdict {
     for (const auto& died : played_.died)
       if (died && *died > first) return {};
     for (uint32_t rank : left) {
-      const Chapter& again = *of(rank, 1);
+      const Chapter& again = played_.reports[rank].chapters[1];
       if (again.error)
         return text("rank %u: no new group: %s", rank, again.error->message().c_str());
       for (uint32_t other : left)
