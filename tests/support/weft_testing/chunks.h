@@ -32,8 +32,8 @@ class TestHandler final : public ChunkHandler {
     queue_.push_back({header, std::move(parts)});
   }
 
-  bool take(uint32_t, OutgoingChunk& out) override {
-    if (queue_.empty()) return false;
+  bool take(uint32_t lane, OutgoingChunk& out) override {
+    if (queue_.empty() || (only && *only != lane)) return false;
     // Payload stays valid until settled(): by message, because lanes send at the same time.
     auto [place, inserted] =
         held_.emplace(queue_.front().header.message, std::move(queue_.front()));
@@ -103,6 +103,7 @@ class TestHandler final : public ChunkHandler {
   size_t offered_in_place = 0;
   size_t in_place = 0;
   uint32_t first_unknown = 0xffffffff;
+  std::optional<uint32_t> only;  // the lane that may take chunks; absent: any
   bool refuse = false;
   bool prefer_in_place = true;
   std::function<void()> on_arrival;
