@@ -8,9 +8,10 @@ CTEST := ctest --output-on-failure --no-tests=error -j$(JOBS)
 
 .PHONY: help demo test test-all bench attacks build install check clean
 .PHONY: build-all test-release test-slow test-asan test-tsan test-clang test-fuzz
+.PHONY: test-sanitized sanitized-asan sanitized-tsan
 
 help:
-	@sed -n 's/^\([a-z][a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
+	@sed -n 's/^\([a-z][a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 22
 
 demo: build ## measure and cut the time of a training job in an emulated cluster
 	@tools/setup demo
@@ -62,12 +63,29 @@ test-slow: build-all
 	@cd build && ctest --output-on-failure -L slow
 	@WEFT_SIM_SEEDS=20000 build/bin/runtime_test --gtest_brief=1 --gtest_filter='Simulation.ends_*'
 
-# Sanitizers slow everything down, so what measures time is left out. Their shadow memory needs
-# addresses that a kernel with much randomisation may have given away; where allowed, ask it not to.
+# The shadow memory of sanitizers needs addresses that a kernel with much randomisation may have
+# given away; where allowed, ask it not to.
+NO_RANDOM_ADDRESSES := $(shell setarch -R true 2> /dev/null && echo setarch -R)
+
+# Sanitizers slow everything down, so what measures time is left out.
 test-asan test-tsan test-clang: test-%:
 	@cmake --preset $* > /dev/null
 	@cmake --build build-$* -j$(JOBS)
-	@cd build-$* && $$(setarch -R true 2> /dev/null && echo setarch -R) $(CTEST) -L 'unit|fuzz'
+	@cd build-$* && $(NO_RANDOM_ADDRESSES) $(CTEST) -L 'unit|fuzz'
+
+# What continuous integration has time for: the parsers and what threads share. Names of tests, and
+# of those of the runtime the ones that need no patience.
+SANITIZED_asan := trace_test plan_test net_test lane_test join_test collective_test
+SANITIZED_tsan := capture_test net_test lane_test collective_test
+test-sanitized: ## a part of test-asan and test-tsan that takes minutes
+	@tools/setup test
+	@$(MAKE) --no-print-directory sanitized-asan sanitized-tsan
+
+sanitized-asan sanitized-tsan: sanitized-%:
+	@cmake --preset $* > /dev/null
+	@cmake --build build-$* -j$(JOBS) --target $(SANITIZED_$*) runtime_test
+	@cd build-$* && $(NO_RANDOM_ADDRESSES) $(CTEST) -R "^($$(echo $(SANITIZED_$*) | tr ' ' '|'))$$"
+	@cd build-$* && $(NO_RANDOM_ADDRESSES) bin/runtime_test --gtest_brief=1 --gtest_filter='Simulat*'
 
 test-fuzz:
 	@cmake --preset fuzz > /dev/null
