@@ -423,6 +423,25 @@ TEST(Gains, other_compute_is_judged_with_the_ranks_on_their_hosts) {
   EXPECT_EQ(same->iteration_ns, gains->recorded_ns());
 }
 
+// By its interval alone a gain of 38 % would be sure where half of the run is not explained.
+TEST(Gains, a_gain_within_the_error_of_the_replay_is_not_sure) {
+  Job job;
+  job.plan = preset("default");
+  graph::Graph graph = run_of(job, costs_of(true)).graph;
+  for (graph::Iteration& iteration : graph.iterations)
+    for (uint32_t r = 0; r < graph.ranks; ++r)
+      iteration.end_ns[r] += iteration.end_ns[r] - iteration.start_ns[r];
+  auto replayer = replay::Replayer::make(graph, costs_of(true));
+  ASSERT_TRUE(replayer.ok());
+  ASSERT_NEAR(replayer->fidelity().error_percent, -50, 2);
+  auto gains = GainEstimator::make(graph, *replayer);
+  ASSERT_TRUE(gains.ok()) << gains.error().message();
+  Verdict within = gains->of_time(0.62 * gains->recorded_ns(), true);
+  EXPECT_GT(within.low, 0);
+  EXPECT_FALSE(gains->is_sure(within));
+  EXPECT_TRUE(gains->is_sure(gains->of_time(0.4 * gains->recorded_ns(), true)));
+}
+
 TEST(Diagnose, lanes_that_the_probe_did_not_cover_are_not_promised) {
   Job job;
   job.plan = preset("ddp");
