@@ -294,9 +294,10 @@ TEST(Diagnose, the_path_adds_up_to_the_iteration) {
   job.plan = preset("ddp");
   Recorded run = run_of(job, costs_of(true));
   Diagnosis diagnosis = diagnosed(run);
-  ASSERT_THAT(diagnosis.path, SizeIs(6));
+  ASSERT_THAT(diagnosis.path, SizeIs(7));
   double ns = 0, percent = 0;
   for (const Share& share : diagnosis.path) {
+    EXPECT_TRUE(words_of(share.what).has_value()) << share.what;
     ns += share.ns;
     percent += share.percent;
   }
@@ -304,6 +305,26 @@ TEST(Diagnose, the_path_adds_up_to_the_iteration) {
   EXPECT_NEAR(ns, diagnosis.iteration_ns, 1);
   EXPECT_NEAR(diagnosis.iteration_ns, run.replayer.measured_iteration_ns(),
               0.01 * diagnosis.iteration_ns);
+}
+
+TEST(Diagnose, the_path_says_what_was_waited_for) {
+  auto percent = [](const Diagnosis& diagnosis, const char* what) {
+    for (const Share& share : diagnosis.path)
+      if (share.what == what) return share.percent;
+    return -1.0;
+  };
+  Job job;
+  job.plan = preset("ddp");
+  job.plan.bucket_rule = {kib(1), kib(1), true};  // a bucket a tensor
+  Diagnosis full = diagnosed(job);
+  EXPECT_GT(percent(full, "wait_for_lane"), 30);
+  EXPECT_EQ(percent(full, "wait_for_credit"), 0);
+  job.plan.credit = mib(1);  // one operation at a time
+  Diagnosis held = diagnosed(job);
+  EXPECT_EQ(percent(held, "wait_for_lane"), 0);
+  EXPECT_GT(percent(held, "wait_for_credit"), 30);
+  EXPECT_STREQ(words_of("wait_for_lane")->name, "waiting for a full connection");
+  EXPECT_FALSE(words_of("queue").has_value());
 }
 
 TEST(Diagnose, overlap_is_within_what_is_possible) {
@@ -486,7 +507,7 @@ TEST(Diagnose, a_graph_of_compute_alone_has_no_findings) {
   auto diagnosis = diagnose(graph, *replayer);
   ASSERT_TRUE(diagnosis.ok());
   EXPECT_THAT(diagnosis->findings, IsEmpty());
-  EXPECT_THAT(diagnosis->path, SizeIs(6));
+  EXPECT_THAT(diagnosis->path, SizeIs(7));
   EXPECT_EQ(diagnosis->communication_ns, 0);
   EXPECT_THAT(diagnosis->remarks, Contains(HasSubstr("nothing was communicated")));
 }
