@@ -5,12 +5,14 @@ A short run of a test adds to an error what repeats of one run differ by, which 
 import os
 import re
 
+ROOT = os.environ.get("WEFT_SOURCE_DIR") or os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
 STOLEN_PERCENT = 10  # more stolen, and a run is not sound, whoever looks at it
 TRIES = 3            # of a run, until one is sound
 
 
-def _section(name):
-    path = os.path.join(os.environ["WEFT_SOURCE_DIR"], "docs", "measurements.md")
+def section(name):
+    path = os.path.join(ROOT, "docs", "measurements.md")
     with open(path) as file:
         text = file.read()
     found = re.search(rf"<!-- {name} -->\n(.*?)(?=\n<!-- |\Z)", text, re.S)
@@ -18,24 +20,30 @@ def _section(name):
     return found.group(1)
 
 
-def _column(section, heading):
-    """The numbers of a column of the section's first table, whatever their units."""
-    rows = [[cell.strip() for cell in line.strip("|").split("|")]
-            for line in section.splitlines() if line.startswith("|")]
-    at = rows[0].index(heading)
-    return [abs(float(re.search(r"-?\+?[\d.]+", row[at]).group(0))) for row in rows[2:]]
+def rows(text):
+    """Of the first table of a text, each as column -> cell."""
+    table = re.search(r"(?:^\|.*\n?)+", text, re.M).group(0)
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
+    return [dict(zip(cells[0], row)) for row in cells[2:]]
+
+
+def number(cell):
+    return float(re.search(r"[-+]?[\d.]+", cell).group(0))
+
+
+def _column(text, heading):
+    return [abs(number(row[heading])) for row in rows(text)]
 
 
 def prediction_bound():
     """Percent by which the time of another plan may be missed."""
-    return max(_column(_section("loop"), "error")) + max(_column(_section("repeats"), "spread"))
+    return max(_column(section("loop"), "error")) + max(_column(section("repeats"), "spread"))
 
 
 def self_replay_bound():
     """Percent by which a recorded run of one lane may be missed when it is replayed."""
-    rows = _section("repeats")
-    assert "ddp" in rows
-    return max(_column(_section("loop"), "self-replay")) + _column(rows, "spread")[0]
+    repeats = next(row for row in rows(section("repeats")) if row["model, plan"].endswith("ddp"))
+    return max(_column(section("loop"), "self-replay")) + number(repeats["spread"])
 
 
 def is_sound(answer):

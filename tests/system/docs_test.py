@@ -5,6 +5,8 @@ import sys
 import unittest
 
 ROOT = os.environ["WEFT_SOURCE_DIR"]
+sys.path.insert(0, os.path.join(ROOT, "tools"))
+import bench_readme  # noqa: E402
 LISTS = "USES|PARTS|SOURCES|TESTS|FUZZ|BENCH|DATA|LIBS"
 
 
@@ -32,6 +34,19 @@ class Architecture(unittest.TestCase):
         self.assertEqual([name for name, _ in said], [name for name, _ in modules()])
         for (name, uses), (_, used) in zip(said, modules()):
             self.assertEqual(set(uses), set(used), f"{name}: ARCHITECTURE.md and src/{name}/CMakeLists.txt")
+
+
+class Readme(unittest.TestCase):
+    def test_has_the_figures_of_the_measurements(self):
+        page = read("README.md")
+        self.assertEqual(bench_readme.with_numbers(page, bench_readme.numbers()), page)
+
+    def test_marks_every_output_that_is_remade(self):
+        page = read("README.md")
+        for name in "demo", "lab run", "show", "test":
+            changed = bench_readme.with_output(page, name, "something else")
+            self.assertIn("something else", changed)
+        self.assertEqual(len(re.findall(r"^\$ ", page, re.M)), 4)
 
 
 class Links(unittest.TestCase):
