@@ -6,7 +6,7 @@ JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 
 CTEST := ctest --output-on-failure --no-tests=error -j$(JOBS)
 
-.PHONY: help demo test test-all bench attacks build install check clean
+.PHONY: help demo test test-all bench attacks scenarios build install check clean
 .PHONY: build-all test-release test-slow test-asan test-tsan test-clang test-fuzz
 .PHONY: test-sanitized sanitized-asan sanitized-tsan
 
@@ -35,6 +35,13 @@ bench: build ## measure weft beside its peers and the limits of the machine
 
 attacks: build-all ## attack weft in every way we know, and write docs/attacks.md
 	@tools/python tools/attacks
+
+scenarios: ## write what replay and diagnosis now say in tests/scenarios, to be read in review
+	@tools/setup test
+	@cmake --preset release > /dev/null
+	@cmake --build build -j$(JOBS) --target scenarios_test
+	@WEFT_SCENARIOS=update build/bin/scenarios_test --gtest_brief=1
+	@git diff --stat -- tests/scenarios
 
 build: ## the program build/weft and libweft.so
 	@tools/setup build

@@ -105,7 +105,7 @@ TEST_F(Understanding, ARunIsReadBackAndReplaysAsItWas) {
   ASSERT_TRUE(analysis.ok()) << analysis.error().message();
   EXPECT_FALSE(analysis->recorded.predicted());
   EXPECT_GT(analysis->recorded.iteration_ms().value, 0);
-  EXPECT_NEAR(analysis->replayer.fidelity().error_percent, 0, 20);
+  EXPECT_NEAR(analysis->replayer.fidelity().error_percent, 0, 1);
 }
 
 TEST_F(Understanding, ATraceWithoutAProbeIsReplayedByWhatItsLanesDid) {

@@ -19,6 +19,11 @@ struct Options {
 
 constexpr size_t kFindingsShown = 5, kEvidenceShown = 2, kLayersShown = 5;
 
+const char* name_of(const diagnose::Share& share) {
+  const auto words = diagnose::words_of(share.what);
+  return words ? words->name : share.what.c_str();
+}
+
 void print_path(const trace::Environment& environment, const diagnose::Diagnosis& diagnosis) {
   print(text("iteration   %s%s; the replay is off by %s\n",
              target_ms(environment, diagnosis.iteration_ns).c_str(),
@@ -27,7 +32,7 @@ void print_path(const trace::Environment& environment, const diagnose::Diagnosis
   std::string line;
   for (const diagnose::Share& share : diagnosis.path)
     if (share.percent >= 0.05)
-      line += text("%s%s %.1f %%", line.empty() ? "" : ", ", share.what.c_str(), share.percent);
+      line += text("%s%s %.1f %%", line.empty() ? "" : ", ", name_of(share), share.percent);
   print("spent on    " + line + "\n");
   print(
       text("overlap     communication %s, %s of it beside compute (possible: %s), %s waited for\n",

@@ -116,9 +116,10 @@ Activity activity_of(const graph::Graph& graph, const graph::Predecessors& prede
 
 void share_path(const graph::Graph& graph, const graph::Predecessors& predecessors,
                 Activity& activity, Diagnosis& out) {
-  constexpr std::array kAll = {graph::Spent::compute,       graph::Spent::transfer,
-                               graph::Spent::wait_for_rank, graph::Spent::queue,
-                               graph::Spent::control,       graph::Spent::host};
+  constexpr std::array kAll = {
+      graph::Spent::compute,       graph::Spent::transfer,        graph::Spent::wait_for_rank,
+      graph::Spent::wait_for_lane, graph::Spent::wait_for_credit, graph::Spent::control,
+      graph::Spent::host};
   for (graph::Spent spent : kAll) out.path.push_back({graph::name_of(spent), 0, 0});
   if (graph.nodes.empty()) return;
   double iterations = static_cast<double>(activity.counted.size());

@@ -49,4 +49,24 @@ Result<Diagnosis> diagnose(const graph::Graph& graph, const replay::Replayer& re
   return out;
 }
 
+std::optional<Words> words_of(const std::string& what) {
+  using graph::Spent;
+  static constexpr std::pair<Spent, Words> kWords[] = {
+      {Spent::compute, {"compute", "forward, backward and update of the devices"}},
+      {Spent::transfer, {"transfer", "messages on their way, and what is done with them"}},
+      {Spent::wait_for_rank,
+       {"waiting for a slow rank", "all others had computed what this one still computed"}},
+      {Spent::wait_for_lane,
+       {"waiting for a full connection",
+        "there to be sent, but every connection was full of other tensors: more lanes or a faster "
+        "link carry more, order and credit decide who waits"}},
+      {Spent::wait_for_credit,
+       {"waiting for credit", "ready on all ranks, but others had taken the plan's credit"}},
+      {Spent::control, {"agreeing on the order", "between ready and begun, through rank 0"}},
+      {Spent::host, {"late hosts", "nothing that was recorded explains it"}}};
+  for (const auto& [spent, words] : kWords)
+    if (what == graph::name_of(spent)) return words;
+  return std::nullopt;
+}
+
 }  // namespace weft::diagnose

@@ -17,8 +17,8 @@
 namespace weft::diagnose {
 
 struct Share {
-  std::string what;
-  double ns = 0;  // wall, of one iteration (mean over those that count)
+  std::string what;  // graph::name_of(Spent)
+  double ns = 0;     // wall, of one iteration (mean over those that count)
   double percent = 0;
 };
 
@@ -58,7 +58,7 @@ struct Bound {
 
 struct Diagnosis {
   double iteration_ns = 0;
-  std::vector<Share> path;         // compute, transfer, wait_for_rank, queue, control, host
+  std::vector<Share> path;         // one of each graph::Spent, in their order
   double communication_ns = 0;     // time in which at least one operation was in flight
   double overlapped_ns = 0;        // of that: while the rank's device computed
   double overlap_possible_ns = 0;  // of that: could be, with a perfect order and no barrier
@@ -74,5 +74,13 @@ struct Diagnosis {
 };
 
 Result<Diagnosis> diagnose(const graph::Graph& graph, const replay::Replayer& replayer);
+
+// What a share of the path is called among people, and what it means for them.
+struct Words {
+  const char* name;     // "waiting for a full connection"
+  const char* meaning;  // one clause
+};
+// Nothing for what is no share of a path.
+std::optional<Words> words_of(const std::string& what);
 
 }  // namespace weft::diagnose

@@ -404,11 +404,15 @@ class Search {
     large.name = "bucket_too_large";
     large.title = text("Gradients travel in %.0f operations an iteration: too few large ones.",
                        activity_.operations);
-    large.evidence = {operations_said(),
-                      text("%s of the critical path is waiting behind other tensors",
-                           percent(path("queue").percent).c_str())};
+    large.evidence = {operations_said(), behind_others()};
     suppose(std::move(small), {with_buckets(4), with_buckets(16)});
     suppose(std::move(large), {with_buckets(0.25), with_buckets(0.0625)});
+  }
+
+  std::string behind_others() const {
+    double waited = path("wait_for_lane").percent + path("wait_for_credit").percent;
+    return text("%s of the critical path is waiting while other tensors travel",
+                percent(waited).c_str());
   }
 
   std::string operations_said() const {
@@ -425,8 +429,7 @@ class Search {
     finding.name = "bad_order";
     finding.title = by_layer ? "Sending what is needed first delays more than it helps."
                              : "Gradients that the next step needs first are not sent first.";
-    finding.evidence = {text("%s of the critical path is waiting behind other tensors",
-                             percent(path("queue").percent).c_str())};
+    finding.evidence = {behind_others()};
     suppose(std::move(finding), {other});
   }
 
@@ -439,8 +442,8 @@ class Search {
     finding.name = "credit_too_small";
     finding.title = text("At most %s may be in flight, and the network runs dry.",
                          format_bytes(*plan_.credit).c_str());
-    finding.evidence = {text("%s of the critical path is waiting behind other tensors",
-                             percent(path("queue").percent).c_str())};
+    finding.evidence = {text("%s of the critical path is waiting for credit",
+                             percent(path("wait_for_credit").percent).c_str())};
     suppose(std::move(finding), {more, all});
   }
 

@@ -133,7 +133,7 @@ class Walk {
   }
 
   // Held back by credit: for tensors of its own bucket, and then the path goes through these; or
-  // for others, and then it was ready and stood in a queue.
+  // for others, and then it was ready and waited for credit.
   uint32_t through_admission(uint32_t at) {
     uint32_t cause = cause_of(at);
     if (cause == kNobody) return cause;
@@ -143,7 +143,7 @@ class Walk {
       spend(Spent::control, end_of(cause), at);
       return cause;
     }
-    spend(held ? Spent::queue : Spent::control, end_of(bucket), at);
+    spend(held ? Spent::wait_for_credit : Spent::control, end_of(bucket), at);
     return bucket;
   }
 
@@ -154,7 +154,7 @@ class Walk {
     uint32_t data = cause_among(at, [&](NodeType type) { return !on_lane(type); });
     uint32_t before = cause_among(at, on_lane);
     if (data == kNobody) {
-      if (before != kNobody) spend(Spent::queue, end_of(before), at);
+      if (before != kNobody) spend(Spent::wait_for_lane, end_of(before), at);
       return before;
     }
     int64_t since = std::max(begin_, end_of(data));
@@ -167,7 +167,7 @@ class Walk {
 
   // While `before` had the lane. Adds to the stretch that follows, if it is of the same kind.
   void wait_until(int64_t since, uint32_t before, uint32_t at) {
-    Spent spent = same_bucket(node(before), node(at)) ? Spent::transfer : Spent::queue;
+    Spent spent = same_bucket(node(before), node(at)) ? Spent::transfer : Spent::wait_for_lane;
     int64_t from = std::clamp(node(before).start_ns, since, cursor_);
     if (!stretches_.empty() && stretches_.back().node == at && stretches_.back().spent == spent) {
       stretches_.back().start_ns = from;
@@ -249,7 +249,8 @@ const char* name_of(Spent spent) {
     case Spent::compute: return "compute";
     case Spent::transfer: return "transfer";
     case Spent::wait_for_rank: return "wait_for_rank";
-    case Spent::queue: return "queue";
+    case Spent::wait_for_lane: return "wait_for_lane";
+    case Spent::wait_for_credit: return "wait_for_credit";
     case Spent::control: return "control";
     case Spent::host: return "host";
   }

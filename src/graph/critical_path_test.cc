@@ -80,7 +80,8 @@ TEST(CriticalPath, of_one_tensor_adds_up_from_known_parts) {
   // 2 us to admit, 1 us to start elsewhere, 0.3 us to end and 0.1 us to tell.
   EXPECT_EQ(walked.spent(Spent::control), 2'000 + 1'000 + 400);
   EXPECT_EQ(walked.spent(Spent::host), 1'000);
-  EXPECT_EQ(walked.spent(Spent::queue), 0);
+  EXPECT_EQ(walked.spent(Spent::wait_for_lane), 0);
+  EXPECT_EQ(walked.spent(Spent::wait_for_credit), 0);
   EXPECT_EQ(walked.spent(Spent::wait_for_rank), 0);
 }
 
@@ -96,7 +97,7 @@ TEST(CriticalPath, blames_the_rank_that_was_slow) {
     }
 }
 
-TEST(CriticalPath, calls_it_a_queue_when_other_tensors_hold_the_credit) {
+TEST(CriticalPath, says_that_other_tensors_hold_the_credit) {
   Sample sample;
   sample.credit = true;
   sample.message = 60'000;
@@ -107,16 +108,18 @@ TEST(CriticalPath, calls_it_a_queue_when_other_tensors_hold_the_credit) {
                            graph.nodes[find(graph, NodeType::bucket, 1, 1, 2)].end_ns());
   int64_t admitted = graph.nodes[find(graph, NodeType::admitted, 0, 1, 5)].end_ns();
   EXPECT_GT(admitted - ready, 100'000);
-  EXPECT_EQ(walked.spent(Spent::queue), admitted - ready);
+  EXPECT_EQ(walked.spent(Spent::wait_for_credit), admitted - ready);
+  EXPECT_EQ(walked.spent(Spent::wait_for_lane), 0);
 }
 
-TEST(CriticalPath, calls_it_a_queue_when_other_tensors_are_on_the_lane) {
+TEST(CriticalPath, says_that_other_tensors_fill_the_lane) {
   Sample sample;
   sample.message = 60'000;
   Walked walked = walk(sample.make(), 1);
-  EXPECT_GT(walked.spent(Spent::queue), 0);
+  EXPECT_GT(walked.spent(Spent::wait_for_lane), 0);
+  EXPECT_EQ(walked.spent(Spent::wait_for_credit), 0);
   for (const Stretch& stretch : walked.path)
-    if (stretch.spent == Spent::queue) {
+    if (stretch.spent == Spent::wait_for_lane) {
       EXPECT_EQ(walked.graph.nodes[stretch.node].type, NodeType::send);
     }
 
@@ -128,7 +131,7 @@ TEST(CriticalPath, calls_it_a_queue_when_other_tensors_are_on_the_lane) {
     for (trace::Event& event : process.events)
       if (event.bucket != trace::kNone) event.bucket = 0;
   Walked together = walk(trace, 1);
-  EXPECT_EQ(together.spent(Spent::queue), 0);
+  EXPECT_EQ(together.spent(Spent::wait_for_lane), 0);
   EXPECT_GT(together.spent(Spent::transfer), walked.spent(Spent::transfer));
 }
 
@@ -141,7 +144,7 @@ TEST(CriticalPath, goes_on_through_earlier_pieces_of_the_same_bucket) {
     for (trace::Event& event : process.events)
       if (event.bucket != trace::kNone) event.bucket = 0;
   Walked walked = walk(trace, 1);
-  EXPECT_EQ(walked.spent(Spent::queue), 0);
+  EXPECT_EQ(walked.spent(Spent::wait_for_credit), 0);
   std::set<uint32_t> operations;
   for (const Stretch& stretch : walked.path) {
     const Node& node = walked.graph.nodes[stretch.node];

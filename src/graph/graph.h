@@ -139,12 +139,13 @@ class Predecessors {
 
 // What a stretch of the critical path was spent on.
 enum class Spent : uint8_t {
-  compute = 1,        // forward, backward or update of a device
-  transfer = 2,       // a message on its way, and what is done with it
-  wait_for_rank = 3,  // everyone else was ready; the rank named was not
-  queue = 4,          // ready everywhere, but other tensors were in flight or on the lane
-  control = 5,        // agreeing on the order
-  host = 6,           // nothing recorded explains it: the host was late
+  compute = 1,          // forward, backward or update of a device
+  transfer = 2,         // a message on its way, and what is done with it
+  wait_for_rank = 3,    // everyone else was ready; the rank named was not
+  wait_for_lane = 4,    // there to be sent, but the connection was full of other tensors
+  wait_for_credit = 5,  // ready everywhere, but others had taken the credit of the plan
+  control = 6,          // agreeing on the order
+  host = 7,             // nothing recorded explains it: the host was late
 };
 const char* name_of(Spent spent);
 

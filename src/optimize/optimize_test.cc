@@ -41,7 +41,7 @@ TEST(Optimize, MoreLanesWhereOneFlowCannotFillTheLink) {
   auto found = optimize(replayer, enough());
   ASSERT_TRUE(found) << found.error().message();
   EXPECT_TRUE(found->finished);
-  EXPECT_GE(found->plan.lanes, 4u);  // four fill it
+  EXPECT_EQ(found->plan.lanes, 5u);  // four fill it, and one more makes up for a slow one
   EXPECT_LT(found->after.iteration_ns, 0.7 * found->before.iteration_ns);
   EXPECT_LE(found->after.low_ns, found->after.iteration_ns);
   EXPECT_GE(found->after.high_ns, found->after.iteration_ns);
@@ -57,6 +57,22 @@ TEST(Optimize, MoreLanesWhereOneFlowCannotFillTheLink) {
   EXPECT_LE(found->replay_seconds, found->seconds);
 }
 
+// By replay alone four lanes and whole buckets would do.
+TEST(Optimize, MarginsAreTakenForWhatReplayDoesNotSee) {
+  SmallJob job;
+  job.ranks = 4;
+  job.tensor_bytes = {1u << 20, 512u << 10, 256u << 10};
+  job.plan = ddp();
+  job.plan.order = plan::Order::layer;
+  auto replayer = replayer_of(job, costs_of(1e9, 0.25e9));
+  ASSERT_TRUE(replayer) << replayer.error().message();
+  auto found = optimize(*replayer, enough());
+  ASSERT_TRUE(found) << found.error().message();
+  EXPECT_EQ(found->plan.lanes, 5u);
+  EXPECT_TRUE(found->plan.partition.has_value());
+  EXPECT_TRUE(found->plan.credit.has_value());
+}
+
 TEST(Optimize, NotMoreLanesForNothing) {
   SmallJob job;
   job.ranks = 4;
@@ -67,7 +83,7 @@ TEST(Optimize, NotMoreLanesForNothing) {
   auto found = optimize(*replayer, enough());
   ASSERT_TRUE(found) << found.error().message();
   EXPECT_NE(found->plan, job.plan);  // buckets, order or barrier pay here
-  // More lanes than one may only stay if they pay.
+  EXPECT_EQ(found->plan.lanes, 1u);
   Plan one = found->plan;
   one.lanes = 1;
   replay::Question question;
@@ -75,10 +91,7 @@ TEST(Optimize, NotMoreLanesForNothing) {
   question.interval = false;
   auto with_one = replayer->predict(question);
   ASSERT_TRUE(with_one);
-  if (found->plan.lanes > 1) {
-    EXPECT_GT(with_one->iteration_ns, found->after.iteration_ns);
-  }
-  EXPECT_LE(found->plan.lanes, 8u);
+  EXPECT_EQ(with_one->iteration_ns, found->after.iteration_ns);
 }
 
 TEST(Optimize, LanesStayWithinTheLimit) {
@@ -148,7 +161,8 @@ TEST(Optimize, WithoutABudgetThePlanIsValidAndNotWorse) {
   ASSERT_TRUE(found) << found.error().message();
   EXPECT_FALSE(found->finished);
   EXPECT_TRUE(plan::validate(found->plan));
-  EXPECT_LE(found->after.iteration_ns, found->before.iteration_ns);
+  EXPECT_EQ(found->plan, replayer.recorded_plan());
+  EXPECT_EQ(found->after.iteration_ns, found->before.iteration_ns);
   EXPECT_FALSE(found->remarks.empty());
 }
 
@@ -173,6 +187,17 @@ TEST(Optimize, NeverWorseThanRecorded) {
     EXPECT_LE(found->after.iteration_ns, found->before.iteration_ns);
     // Small chunks are not trusted, unless they were recorded.
     EXPECT_GE(found->plan.chunk, std::min(kib(128), job.plan.chunk));
+    // What was found, over more lanes: there is nothing left to gain, and a search that gives
+    // lanes back and takes margins ends at plans that are a little worse than the recorded one.
+    for (uint32_t more : {0u, 1u, 8u}) {
+      job.plan = found->plan;
+      job.plan.lanes += more;
+      auto best = replayer_of(job, replayer->costs());
+      ASSERT_TRUE(best) << best.error().message();
+      auto again = optimize(*best, options);
+      ASSERT_TRUE(again) << again.error().message();
+      EXPECT_LE(again->after.iteration_ns, again->before.iteration_ns) << more;
+    }
   }
 }
 
@@ -272,19 +297,34 @@ TEST(Space, WhatAutoMeansFollowsFromTheHosts) {
   EXPECT_NE(space->choice.at(kLarge), schedule::Algorithm::hierarchical);
 }
 
+// A job whose wire time is beyond its compute on both clusters, so that the link shows everywhere.
 TEST(Optimize, AnotherClusterIsOptimizedForItself) {
-  auto replayer = capped();
+  SmallJob job;
+  job.ranks = 4;
+  job.shrink = 1;
+  job.tensor_bytes = {4u << 20, 8u << 20, 16u << 20};
+  job.plan = ddp();
+  auto replayer = replayer_of(job, costs_of(1e9, 0.25e9));
+  ASSERT_TRUE(replayer) << replayer.error().message();
   Options options = enough();
+  options.without = {"algorithm"};  // a ring fills a link by lanes alone
+  auto here = optimize(*replayer, options);
+  ASSERT_TRUE(here) << here.error().message();
   options.cluster.link_bits_per_s = 16e9;  // twice the link: eight flows fill it
-  auto found = optimize(replayer, options);
-  ASSERT_TRUE(found) << found.error().message();
-  EXPECT_LT(found->floor_ns, *replayer.floor_ns() * 1.0001);
-  replay::Question question;
-  question.cluster = options.cluster;
-  auto before = replayer.predict(question);
-  ASSERT_TRUE(before);
-  EXPECT_EQ(found->before.iteration_ns, before->iteration_ns);
-  EXPECT_LE(found->after.iteration_ns, found->before.iteration_ns);
+  auto there = optimize(*replayer, options);
+  ASSERT_TRUE(there) << there.error().message();
+  EXPECT_NEAR(there->floor_ns / here->floor_ns, 0.5, 0.001);
+  EXPECT_LT(here->plan.lanes, 8u);
+  EXPECT_GE(there->plan.lanes, 8u);
+  auto on_it = [&](const Plan& plan) {
+    replay::Question question;
+    question.plan = plan;
+    question.cluster = options.cluster;
+    return replayer->predict(question).value().iteration_ns;
+  };
+  EXPECT_EQ(there->before.iteration_ns, on_it(job.plan));
+  EXPECT_EQ(there->after.iteration_ns, on_it(there->plan));
+  EXPECT_LT(there->after.iteration_ns, 0.8 * on_it(here->plan));
 }
 
 TEST(Optimize, SaysWhatItDoes) {

@@ -78,6 +78,8 @@
     return {...run, ranks: [...ranks].map(([rank, rows]) => ({rank, rows, open: false}))};
   });
   const whole = Math.max(1000, ...runs.map((run) => run.to));
+  // Up to here all runs have something to show.
+  const common = Math.min(whole, ...runs.filter((run) => run.rows.length > 0).map((run) => run.to));
 
   // The first index at which `values` is not below `limit`.
   function lowerBound(values, limit, from = 0) {
@@ -415,11 +417,18 @@
     ask();
   }
 
-  function zoom(factor, x = gutter + (width - gutter) / 2) {
+  // Around `x`, or else around the middle of what all runs show. Whoever zooms in compares runs, and
+  // one of them may be over long before another: some of the time that all have stays in view,
+  // unless the view was moved away from it before.
+  function zoom(factor, x) {
     const span = view.to - view.from;
     const wanted = Math.min(Math.max(span * factor, SMALLEST), whole * 1.1);
-    const at = timeAt(x);
-    const from = at - (at - view.from) * wanted / span;
+    const start = Math.max(view.from, 0), end = Math.min(view.to, common);
+    const shared = end > start;
+    const at = x !== undefined ? timeAt(x) : shared ? (start + end) / 2
+                                                    : (view.from + view.to) / 2;
+    let from = at - (at - view.from) * wanted / span;
+    if (shared && factor < 1) from = Math.min(from, common - Math.min(wanted * 0.25, common / 2));
     show(from, from + wanted);
   }
 

@@ -66,27 +66,14 @@ std::vector<const Run*> diagnosed(const Page& page) {
   return out;
 }
 
-const char* word_of(const std::string& part) {
-  static constexpr std::pair<const char*, const char*> kWords[] = {
-      {"compute", "compute"},
-      {"transfer", "transfer"},
-      {"wait_for_rank", "waiting for a rank"},
-      {"queue", "in a queue"},
-      {"control", "agreeing (control)"},
-      {"host", "host"}};
-  for (const auto& [name, word] : kWords)
-    if (part == name) return word;
-  return nullptr;
-}
-
 std::string shown_part(const std::string& part) {
-  const char* word = word_of(part);
-  return word != nullptr ? word : escaped(part, 60);
+  const auto words = diagnose::words_of(part);
+  return words ? words->name : escaped(part, 60);
 }
 
 // A class for the colour of a part; parts that are not known share one.
 std::string class_of(const std::string& part) {
-  return word_of(part) != nullptr ? "p-" + part : "p-other";
+  return diagnose::words_of(part) ? "p-" + part : "p-other";
 }
 
 double width_of(double part, double whole) {
@@ -218,6 +205,11 @@ std::vector<std::string> parts_of(const std::vector<const Run*>& runs) {
   return parts;
 }
 
+std::string meaning_of(const std::string& part) {
+  const auto words = diagnose::words_of(part);
+  return words ? std::string("<span class=\"meaning\">") + words->meaning + "</span>" : "";
+}
+
 void put_bar(std::string& out, const Run& run, double widest_ms) {
   const Scale scale = scale_of(run);
   out += "<div class=\"bar-row\"><span class=\"bar-label\">" + escaped(run.label) +
@@ -256,7 +248,7 @@ void put_time(std::string& out, const Page& page) {
   out += "</tr></thead>\n<tbody>\n";
   for (const std::string& part : parts) {
     out += "<tr><th scope=\"row\"><i class=\"swatch " + class_of(part) + "\"></i>" +
-           shown_part(part) + "</th>";
+           shown_part(part) + meaning_of(part) + "</th>";
     for (const Run* run : runs) {
       const auto& path = run->diagnosis->path;
       const auto at = std::find_if(path.begin(), path.end(),

@@ -1,7 +1,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstdlib>
+#include <fstream>
+#include <functional>
 #include <set>
+#include <sstream>
 
 #include "weft/schedule.h"
 
@@ -140,6 +144,56 @@ TEST(Layout, pieces_know_the_tensors_that_lie_in_them) {
   // Backward order: 3 (20), 2 (150), 1 (none), 0 (30): two pieces of 100 KiB.
   ASSERT_EQ(layout->pieces.size(), 2u);
   EXPECT_EQ(tensors_by_piece(*layout), (std::vector<std::vector<uint32_t>>{{3, 2, 1}, {2, 0}}));
+}
+
+// The row of docs/plan_format.md for a key whose words are these.
+std::string row_of(const std::string& key, const std::vector<std::string>& words,
+                   const std::function<void(plan::Plan&, const std::string&)>& set) {
+  std::string taken, refused;
+  for (const std::string& word : words) {
+    plan::Plan plan;
+    set(plan, word);
+    EXPECT_TRUE(plan::validate(plan)) << word;
+    std::string& list = supported(plan) ? taken : refused;
+    list += (list.empty() ? "`" : ", `") + word + "`";
+  }
+  auto shown = [](const std::string& list) { return list.empty() ? "–" : list; };
+  return "| `" + key + "` | " + shown(taken) + " | " + shown(refused) + " |\n";
+}
+
+TEST(Supported, is_what_the_page_of_the_format_says) {
+  const char* root = std::getenv("WEFT_SOURCE_DIR");
+  if (root == nullptr) GTEST_SKIP() << "WEFT_SOURCE_DIR is not set";
+  std::ifstream file(std::string(root) + "/docs/plan_format.md");
+  std::ostringstream page;
+  page << file.rdbuf();
+  auto algorithm = [](plan::Plan& plan, const std::string& word) {
+    plan.algorithm = {{std::nullopt, word}};
+  };
+  auto codec = [](plan::Plan& plan, const std::string& word) { plan.codec = word; };
+  using plan::LaneWorker;
+  using plan::Sync;
+  const std::vector<Sync> modes = {Sync::synchronous, Sync::asynchronous, Sync::bounded_stale,
+                                   Sync::local_sgd, Sync::one_step_delay};
+  std::vector<std::string> mode_names;
+  for (Sync mode : modes) mode_names.emplace_back(plan::name_of(mode));
+  auto sync = [&](plan::Plan& plan, const std::string& word) {
+    for (Sync mode : modes)
+      if (word == plan::name_of(mode)) plan.sync = mode;
+    plan.staleness = plan.sync == Sync::local_sgd || plan.sync == Sync::bounded_stale ? 1 : 0;
+  };
+  auto worker = [](plan::Plan& plan, const std::string& word) {
+    plan.lane_worker =
+        word == plan::name_of(LaneWorker::process) ? LaneWorker::process : LaneWorker::thread;
+  };
+  EXPECT_THAT(page.str(),
+              ::testing::HasSubstr(row_of("algorithm[].use", plan::algorithm_names(), algorithm)));
+  EXPECT_THAT(page.str(), ::testing::HasSubstr(row_of("lane_worker",
+                                                      {plan::name_of(LaneWorker::thread),
+                                                       plan::name_of(LaneWorker::process)},
+                                                      worker)));
+  EXPECT_THAT(page.str(), ::testing::HasSubstr(row_of("codec", plan::codec_names(), codec)));
+  EXPECT_THAT(page.str(), ::testing::HasSubstr(row_of("sync.mode", mode_names, sync)));
 }
 
 }  // namespace

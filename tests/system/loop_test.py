@@ -1,6 +1,7 @@
 """weft lab loop from the outside: the object, the files, and whether they agree.
 
-How fast the job becomes is not asserted: the machine of a test may be busy.
+How fast the job becomes is not asserted: the machine of a test may be busy. How well it was
+predicted is, in a sound run, by what docs/measurements.md claims.
 """
 import json
 import os
@@ -10,6 +11,7 @@ import sys
 import tempfile
 import unittest
 
+from claims_support import TRIES, is_sound, prediction_bound, self_replay_bound, unsound
 from lab_support import WEFT, skip_without_namespaces
 
 SMALL = ["--model", "alexnet", "--dilation", "60", "--shrink", "60", "--hosts", "3", "--flow",
@@ -31,10 +33,13 @@ class Loop(unittest.TestCase):
     def setUpClass(cls):
         cls.folder = tempfile.mkdtemp(prefix="weft-loop-test-")
         cls.addClassCleanup(shutil.rmtree, cls.folder, ignore_errors=True)
-        cls.out = os.path.join(cls.folder, "loop")
-        cls.run_ = loop(cls.out, "--before", "ddp", "--budget", "4s", "--json")
-        assert cls.run_.returncode == 0, cls.run_.stderr
-        cls.answer = json.loads(cls.run_.stdout)
+        for attempt in range(TRIES):
+            cls.out = os.path.join(cls.folder, f"loop{attempt}")
+            run = loop(cls.out, "--before", "ddp", "--budget", "4s", "--json")
+            assert run.returncode == 0, run.stderr
+            cls.answer = json.loads(run.stdout)
+            if is_sound(cls.answer):
+                break
 
     def test_says_what_it_did(self):
         answer = self.answer
@@ -59,9 +64,12 @@ class Loop(unittest.TestCase):
         self.assertAlmostEqual(answer["prediction_error_percent"],
                                100 * (predicted - after) / after, places=6)
         self.assertEqual(answer["kept_old"], after > before)
-        if answer["sound"] and answer["steal_percent"] <= 10:
-            self.assertLess(abs(answer["prediction_error_percent"]), 30)
-            self.assertLess(abs(answer["self_replay_error_percent"]), 30)
+
+    def test_predicts_as_well_as_is_claimed(self):
+        if not is_sound(self.answer):
+            self.skipTest(unsound(self.answer))
+        self.assertLess(abs(self.answer["prediction_error_percent"]), prediction_bound())
+        self.assertLess(abs(self.answer["self_replay_error_percent"]), self_replay_bound())
 
     def test_leaves_what_it_says(self):
         with open(os.path.join(self.out, "loop.json")) as file:

@@ -44,6 +44,34 @@ SPAN = """() => {
 }"""
 
 
+# Words of cells and headings that stand on more than one line, though a window could hold them.
+BROKEN = """() => {
+  const found = [];
+  const range = document.createRange();
+  for (const cell of document.querySelectorAll('th, td, h3, li, .bar-label')) {
+    const walker = document.createTreeWalker(cell, NodeFilter.SHOW_TEXT);
+    for (let node = walker.nextNode(); node; node = walker.nextNode())
+      for (const word of node.data.matchAll(/[^\\s-]+/g)) {
+        if (word[0].length > 24) continue;
+        range.setStart(node, word.index);
+        range.setEnd(node, word.index + word[0].length);
+        const lines = new Set([...range.getClientRects()].map((box) => Math.round(box.top)));
+        if (lines.size > 1) found.push(word[0]);
+      }
+  }
+  return found;
+}"""
+# Runs that have nothing to show in view.
+EMPTY = """() => {
+  const {from, to, rows} = window.weftTimeline;
+  const runs = new Set(rows.map((row) => row.run));
+  for (const row of rows)
+    for (let i = 0; i < row.count; ++i)
+      if (row.start[i] < to && row.start[i] + row.duration[i] > from) runs.delete(row.run);
+  return [...runs];
+}"""
+
+
 class Opened:
     """The page in one window; whatever it complains about or asks for is kept."""
 
@@ -88,6 +116,8 @@ def check_text(page):
     assert rows.count() >= 2 and rows.first.is_visible()
     assert page.locator(".bars .bar span").count() >= 2
     assert page.locator("table.path").is_visible()
+    path = page.locator("table.path tbody th").all_inner_texts()
+    assert all("_" not in name and len(name.splitlines()) == 2 for name in path), path
     lists = page.locator(".cards").all()
     assert lists, "no findings"
     for cards in lists:
@@ -179,6 +209,40 @@ def check_timeline(opened):
     page.mouse.move(2, 2)
 
 
+def check_zooming(opened):
+    """Zooming in does not end where one of the runs is over."""
+    page = opened.page
+    page.locator("#timeline-canvas").focus()
+    box = page.locator("#timeline").bounding_box()
+    zoom = page.get_by_role("button", name="Zoom in")
+    for name, act in (("key", lambda: page.keyboard.press("w")), ("button", zoom.click),
+                      ("wheel at the end", lambda: page.mouse.wheel(0, -240))):
+        page.evaluate("() => weftTimeline.reset()")
+        before = opened.view()
+        page.mouse.move(box["x"] + box["width"] - 5, box["y"] + 60)
+        if name == "key":
+            page.locator("#timeline-canvas").focus()
+        for _ in range(8):
+            act()
+            now = opened.view()
+            assert now[1] - now[0] < before[1] - before[0], (name, before, now)
+            before = now
+            assert not page.evaluate(EMPTY), (name, now, page.evaluate(EMPTY))
+    # Whoever has moved away sees what is there.
+    page.evaluate("() => weftTimeline.reset()")
+    start = opened.view()
+    page.evaluate("([from, to]) => weftTimeline.show(to - (to - from) * 0.2, to)", start)
+    page.keyboard.press("w")
+    assert opened.view()[0] > start[0] + 0.7 * (start[1] - start[0]), (start, opened.view())
+    page.evaluate("() => weftTimeline.reset()")
+    opened.settle()
+
+
+def check_words(page):
+    broken = page.evaluate(BROKEN)
+    assert not broken, f"broken words: {broken[:10]}"
+
+
 def background(page):
     colour = page.evaluate("() => getComputedStyle(document.body).backgroundColor")
     return sum(int(part) for part in re.findall(r"\d+", colour)[:3]) / 3
@@ -206,12 +270,15 @@ def main():
                 bright = background(opened.page)
                 assert bright > 200 if scheme == "light" else bright < 60, (scheme, bright)
                 check_timeline(opened)
+                check_zooming(opened)
+                check_words(opened.page)
                 opened.page.screenshot(path=path.with_name(f"{path.stem}-{width}-{scheme}.png"),
                                        full_page=True)
                 check_sorting(opened.page)
                 opened.page.evaluate("() => document.querySelectorAll('details')"
                                      ".forEach((details) => { details.open = true; })")
                 check_width(opened.page)
+                check_words(opened.page)
                 opened.close()
                 print(f"{width} px, {scheme}: ok")
         opened = Opened(browser, path, 1280, "light", javascript=False)
