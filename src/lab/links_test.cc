@@ -60,7 +60,7 @@ class Lab {
 };
 
 // Sends as much as goes for so long.
-void pump(std::vector<Pair*> pairs, double seconds) {
+void pump(const std::vector<Pair*>& pairs, double seconds) {
   std::vector<std::byte> block(256u << 10);
   for (Pair* pair : pairs) pair->sender->limit_unsent(256u << 10);
   const Nanos until = monotonic_clock().now() + Nanos::from_seconds(seconds);
@@ -81,7 +81,7 @@ void pump(std::vector<Pair*> pairs, double seconds) {
 }
 
 // Bits a second that each pair received; the start is not counted.
-std::vector<double> rates(std::vector<Pair*> pairs, double seconds = 0.5) {
+std::vector<double> rates(const std::vector<Pair*>& pairs, double seconds = 0.5) {
   pump(pairs, 0.2);
   for (Pair* pair : pairs) pair->received = 0;
   const Nanos from = monotonic_clock().now();

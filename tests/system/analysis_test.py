@@ -7,7 +7,7 @@ import sys
 import tempfile
 import unittest
 
-from lab_support import WEFT, lab, skip_without_namespaces
+from lab_support import WEFT, lab
 
 CLUSTER = ["--hosts", "3", "--flow", "5gbit", "--iterations", "6"]
 OFFSET_NS, DRIFT_PPM = 250_000_000, 50
@@ -354,5 +354,4 @@ class BadInputs(Analysis):
 
 
 if __name__ == "__main__":
-    skip_without_namespaces()
     unittest.main(argv=[sys.argv[0], "-v"] if len(sys.argv) == 1 else sys.argv)

@@ -10,7 +10,7 @@ import sys
 import tempfile
 import unittest
 
-from lab_support import WEFT, skip_without_namespaces
+from lab_support import WEFT
 
 SMALL = ["--model", "alexnet", "--dilation", "60", "--shrink", "60", "--hosts", "3", "--flow",
          "5gbit", "--iterations", "6"]
@@ -128,5 +128,4 @@ class Summary(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    skip_without_namespaces()
     unittest.main(argv=[sys.argv[0], "-v"] if len(sys.argv) == 1 else sys.argv)
