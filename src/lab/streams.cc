@@ -67,8 +67,13 @@ class Streams {
     ~Line() override { drop(); }
 
     bool due(Nanos now) const { return !socket_ && now >= next_; }
+    // Nobody there yet is no failure: it is tried again.
     Result<void> dial() {
-      WEFT_ASSIGN(socket_, all_.network_.connect(call_.address, kPort));
+      auto socket = all_.network_.connect(call_.address, kPort);
+      if (!socket && socket.error().code() != Code::peer_lost) return std::move(socket).error();
+      next_ = all_.network_.clock().now() + kRetry;
+      if (!socket) return {};
+      socket_ = std::move(*socket);
       return watch(EPOLLOUT);
     }
     Result<void> watch(uint32_t events) { return all_.reactor_.add(*socket_, events, this); }
@@ -77,7 +82,6 @@ class Streams {
       if (!said_) {
         if (socket_->connect_outcome() != 0) {
           drop();
-          next_ = all_.network_.clock().now() + kRetry;
           return;
         }
         iovec part{&first_, 1};
