@@ -126,7 +126,12 @@ Outcome check(const lab::CheckOptions& asked, const std::string& link, const std
                       {"asked_bits_per_s", row.asked_bits_per_s},
                       {"measured_bits_per_s", row.measured_bits_per_s},
                       {"cpu_busy_percent", row.cpu_busy_percent}});
-    print_json({{"sound", result.sound}, {"dilation", result.dilation}, {"rows", std::move(rows)}});
+    print_json({{"sound", result.sound},
+                {"dilation", result.dilation},
+                {"measured_by", result.measured_by},
+                {"confinement", result.confinement},
+                {"lost", result.lost},
+                {"rows", std::move(rows)}});
   } else {
     Table table({{"pattern"},
                  {"flows", Align::right},
@@ -140,8 +145,9 @@ Outcome check(const lab::CheckOptions& asked, const std::string& link, const std
                  text("%+.1f %%", 100 * (row.measured_bits_per_s / row.asked_bits_per_s - 1)),
                  text("%.0f %%", row.cpu_busy_percent)});
     print(table.text());
-    print(text("dilation %g; rates are real ones, after it; %s\n", result.dilation,
-               result.sound ? "sound" : "NOT sound"));
+    print(text("dilation %g; rates are real ones, after it, measured by %s; %s\n", result.dilation,
+               result.measured_by.c_str(), result.sound ? "sound" : "NOT sound"));
+    if (!result.lost.empty()) print("note: " + result.lost + "\n");
   }
   return result.sound ? Outcome()
                       : Outcome::run_failed("the emulated network is not what was asked");
@@ -196,7 +202,7 @@ void add_lab(CLI::App& app, Context& context) {
   };
   auto checked = std::make_shared<Checked>();
   CLI::App* soundness =
-      add_verb(*group, "check", "Compares the emulated network with what was asked, by iperf3.",
+      add_verb(*group, "check", "Compares the emulated network with what was asked.",
                "weft lab check --hosts 4 --link 25gbit --flow 5gbit");
   soundness->add_option("--hosts", checked->options.hosts, "How many hosts")->capture_default_str();
   soundness->add_option("--link", checked->link, "Rate of each host's link")
@@ -218,6 +224,13 @@ void add_lab(CLI::App& app, Context& context) {
   worker->add_option("JOB", *job, "The job file")->required();
   worker->group("");
   on_call(*worker, context, [job] { return Outcome::said(lab::worker(*job)); });
+
+  auto streams = std::make_shared<std::string>();
+  CLI::App* stream =
+      add_verb(*group, "stream", "One host's flows of `weft lab check`.", "weft lab stream JOB");
+  stream->add_option("JOB", *streams, "The job, as JSON")->required();
+  stream->group("");
+  on_call(*stream, context, [streams] { return Outcome::said(lab::stream(*streams)); });
 }
 
 }  // namespace weft::cli

@@ -15,6 +15,7 @@
 #include <optional>
 #include <thread>
 
+#include "links.h"
 #include "shaper.h"
 
 namespace weft::lab {
@@ -22,6 +23,8 @@ namespace {
 
 constexpr uint32_t kHostsMax = 64;
 constexpr Nanos kCommandPatience = {30'000'000'000};
+// The number of a process's channel to Links.
+constexpr int kChannelNumber = 90;
 
 struct Host {
   Fd network;
@@ -163,13 +166,21 @@ Result<void> check_spec(const ClusterSpec& spec) {
 
 struct Cluster::State {
   ClusterSpec spec;
-  bool loopback = false;
+  std::unique_ptr<Links> links;  // on loopback, and then there are no hosts
   std::vector<Host> hosts;
   std::vector<std::pair<std::string, std::string>> facts;
 
   Place place(uint32_t host) const {
-    if (loopback) return {{}, {}, true};
+    if (links) return {{}, {}, true};
     return {{hosts[host].network.get(), hosts[host].names.get()}, {}, false};
+  }
+  // On loopback the lab keeps its own end of the channel; the other lives with `theirs`.
+  Result<process::Command> put(uint32_t host, process::Command command, Fd& theirs) const {
+    if (links) {
+      WEFT_ASSIGN(theirs, links->open_channel());
+      command.descriptors.push_back({theirs.get(), kChannelNumber});
+    }
+    return place(host).put(std::move(command));
   }
 };
 
@@ -183,9 +194,16 @@ Result<Cluster> Cluster::create(const ClusterSpec& spec, const Isolation& isolat
   auto state = std::make_unique<State>();
   state->spec = spec;
   state->facts.emplace_back("lab.confinement", confinement_name(isolation.confinement));
+  const auto fact = [&](const char* name, std::string value) {
+    state->facts.emplace_back(name, std::move(value));
+  };
   if (isolation.confinement == Confinement::loopback) {
-    state->loopback = true;
-    state->facts.emplace_back("lab.lost", isolation.lost);
+    WEFT_ASSIGN(state->links, Links::start(spec));
+    fact("lab.lost", isolation.lost);
+    fact("lab.link_bits_per_s", text("%.0f", spec.link_bits_per_s));
+    fact("lab.flow_bits_per_s", text("%.0f", spec.flow_bits_per_s));
+    fact("lab.segment_bytes", std::to_string(state->links->station(0, -1).segment));
+    fact("net.ipv4.tcp_congestion_control", spec.congestion_control);
     return Cluster(std::move(state));
   }
   const ShaperSettings settings = shaper_settings(spec);
@@ -213,9 +231,6 @@ Result<Cluster> Cluster::create(const ClusterSpec& spec, const Isolation& isolat
     WEFT_LOG(lab, warn, "hosts do not know each other's names: %s",
              covered.error().message().c_str());
 
-  const auto fact = [&](const char* name, std::string value) {
-    state->facts.emplace_back(name, std::move(value));
-  };
   fact("lab.mtu", std::to_string(settings.mtu));
   fact("lab.link_bits_per_s", text("%.0f", settings.link_bits_per_s));
   fact("lab.flow_bits_per_s", text("%.0f", settings.flow_bits_per_s));
@@ -231,24 +246,35 @@ Result<Cluster> Cluster::create(const ClusterSpec& spec, const Isolation& isolat
 }
 
 const ClusterSpec& Cluster::spec() const { return state_->spec; }
-bool Cluster::shaped() const { return !state_->loopback && state_->spec.link_bits_per_s > 0; }
+bool Cluster::shaped() const { return state_->spec.link_bits_per_s > 0; }
+
+std::optional<Station> Cluster::station(uint32_t host) const {
+  if (!state_->links) return std::nullopt;
+  return state_->links->station(host, kChannelNumber);
+}
+
+uint64_t Cluster::unlimited_sockets() const { return state_->links ? state_->links->lost() : 0; }
 
 std::string Cluster::address(uint32_t host) const {
-  return state_->loopback ? text("127.77.0.%u", host + 1) : host_address(host);
+  return state_->links ? station_address(state_->links->block(), host) : host_address(host);
 }
 
 std::string Cluster::name(uint32_t host) const { return host_name(host); }
-std::string Cluster::interface() const { return state_->loopback ? "lo" : "eth0"; }
+std::string Cluster::interface() const { return state_->links ? "lo" : "eth0"; }
 
 Result<process::Child> Cluster::spawn(uint32_t host, process::Command command) const {
   WEFT_CHECK(host < size());
-  return process::Child::start(state_->place(host).put(std::move(command)));
+  Fd channel;
+  WEFT_ASSIGN(command, state_->put(host, std::move(command), channel));
+  return process::Child::start(command);
 }
 
 Result<process::Finished> Cluster::run(uint32_t host, process::Command command,
                                        Nanos patience) const {
   WEFT_CHECK(host < size());
-  return process::run(state_->place(host).put(std::move(command)), patience);
+  Fd channel;
+  WEFT_ASSIGN(command, state_->put(host, std::move(command), channel));
+  return process::run(command, patience);
 }
 
 const std::vector<std::pair<std::string, std::string>>& Cluster::facts() const {

@@ -16,7 +16,8 @@
 // class, chosen by a hash of both ports.
 //
 // Where user namespaces are forbidden root's own are used; where those are forbidden too, hosts are
-// addresses on the loopback interface, and `Isolation::lost` says what that costs.
+// addresses on the loopback interface, whose flows are paced (links.h), and `Isolation::lost` says
+// what that costs.
 //
 // Threads: run_isolated needs a process with one thread. A Cluster may be used from any thread,
 // one at a time.
@@ -25,10 +26,12 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "station.h"
 #include "weft/base.h"
 #include "weft/process.h"
 
@@ -41,6 +44,9 @@ enum class Confinement : uint8_t {
 };
 
 const char* confinement_name(Confinement confinement);
+// The best that the lab is to use: what WEFT_LAB_CONFINEMENT names, or the first of them. Fails
+// with invalid_argument if it names none.
+Result<Confinement> asked_confinement();
 
 struct Isolation {
   Confinement confinement = Confinement::loopback;
@@ -78,8 +84,12 @@ class Cluster {
   ~Cluster();
 
   const ClusterSpec& spec() const;
-  // False on loopback: then rates are whatever the machine does, and no result counts.
+  // Whether links have limits. On loopback they hold for processes that use network_at() alone.
   bool shaped() const;
+  // On loopback: what a process that is started on `host` needs, to be limited as a host is.
+  std::optional<Station> station(uint32_t host) const;
+  // How many sockets escaped their limits; above 0 no time means anything.
+  uint64_t unlimited_sockets() const;
   uint32_t size() const { return spec().hosts; }
   // "10.77.0.1"; valid only inside.
   std::string address(uint32_t host) const;

@@ -265,8 +265,8 @@ namespace {
 
 std::string what_loopback_loses(const std::string& why) {
   return (why.empty() ? "asked for" : why) +
-         ": all hosts are on the loopback interface, links and flows are not limited, and no time "
-         "measured here says anything about a cluster";
+         ": hosts are addresses on the loopback interface, the kernel paces weft's own flows and "
+         "links are shared out among them; other engines are not limited, and hosts are not apart";
 }
 
 }  // namespace
@@ -278,6 +278,18 @@ const char* confinement_name(Confinement confinement) {
     case Confinement::loopback: return "loopback";
   }
   return "unknown";
+}
+
+Result<Confinement> asked_confinement() {
+  const char* asked = getenv("WEFT_LAB_CONFINEMENT");
+  if (asked == nullptr || *asked == '\0') return Confinement::user_namespaces;
+  for (const Confinement one :
+       {Confinement::user_namespaces, Confinement::root_namespaces, Confinement::loopback})
+    if (confinement_name(one) == std::string_view(asked)) return one;
+  return error(Code::invalid_argument,
+               "WEFT_LAB_CONFINEMENT is \"%s\"; expected user_namespaces, root_namespaces or "
+               "loopback",
+               asked);
 }
 
 Result<int> run_isolated(const std::function<int(const Isolation&)>& inside, Confinement first) {

@@ -43,6 +43,7 @@ std::string write_job(const Job& job) {
   out["facts"] = job.facts;
   if (job.clock)
     out["clock"] = {{"offset_ns", job.clock->offset.count}, {"drift_ppm", job.clock->drift_ppm}};
+  if (job.station) out["station"] = to_json(*job.station);
   for (const JobLayer& layer : job.layers)
     out["layers"].push_back({{"name", layer.name},
                              {"forward_ns", layer.forward.count},
@@ -80,6 +81,7 @@ Result<Job> read_job(const std::string& path) {
     job.facts = in.at("facts");
     if (in.contains("clock"))
       job.clock = ClockError{{in["clock"].at("offset_ns")}, in["clock"].at("drift_ppm")};
+    if (in.contains("station")) job.station = station_from(in["station"]);
     for (const json& layer : in.at("layers"))
       job.layers.push_back({layer.at("name"),
                             {layer.at("forward_ns")},

@@ -10,6 +10,7 @@
 #include "factors.h"
 #include "lab.h"
 #include "model.h"
+#include "station.h"
 
 namespace weft::lab {
 
@@ -40,6 +41,7 @@ struct Job {
   std::string model;
   std::string plan;  // canonical text
   std::optional<ClockError> clock;
+  std::optional<Station> station;            // absent: the kernel's network is the host's
   std::map<std::string, std::string> facts;  // for the trace's environment
   std::vector<JobLayer> layers;
   std::vector<JobTensor> tensors;

@@ -1,8 +1,9 @@
 // lab: a cluster on one machine, and training jobs to run in it.
 //
-// Hosts are network namespaces that belong to the process that made them; links are shaped to the
-// asked rates; workers are real processes with real buffers, sockets and reductions. Only the
-// device's compute is emulated, by timers that burn no processor, and every output says so.
+// Hosts are network namespaces that belong to the process that made them, or, where those are
+// forbidden, addresses on the loopback interface; links are limited to the asked rates; workers are
+// real processes with real buffers, sockets and reductions. Only the device's compute is emulated,
+// by timers that burn no processor, and every output says so.
 //
 // The user names the target cluster. One machine cannot carry it, so links and compute are slowed
 // by one factor (dilation), and bytes and compute time divided by another (shrink). Traces keep
@@ -89,6 +90,10 @@ std::string summary_json(const RunResult& result);
 // The other side of run(): one worker process. Returns its exit code.
 int worker(const std::string& job_file);
 
+// The other side of check() where iperf3 is of no use: the streams of one host. Returns its exit
+// code.
+int stream(const std::string& job);
+
 // What can be run, for people and programs.
 struct ModelSummary {
   std::string name;
@@ -106,7 +111,8 @@ Result<ModelSummary> describe_model(const std::string& name_or_path);
 // command that starts its processes. Fails with unsupported, saying why it is not to be had.
 Result<std::string> set_up_peer(const std::string& name);
 
-// Asks iperf3 inside the emulated network whether rates are what was asked.
+// Asks inside the emulated network whether rates are what was asked: iperf3, or streams of weft's
+// own where only those are limited.
 struct CheckOptions {
   uint32_t hosts = 4;
   double link_bits_per_s = 25e9;
@@ -124,6 +130,9 @@ struct CheckResult {
   std::vector<CheckRow> rows;
   double dilation = 1;
   bool sound = false;
+  std::string measured_by;
+  std::string confinement;
+  std::string lost;  // what this confinement lacks; empty: nothing
 };
 Result<CheckResult> check(const CheckOptions& options,
                           const std::function<void(const std::string&)>& progress);

@@ -308,6 +308,7 @@ Result<RunResult> run_inside(const RunOptions& options, const Model& model, cons
     Job mine = job;
     mine.rank = rank;
     mine.host = cluster.name(rank);
+    mine.station = cluster.station(rank);
     if (auto wrong = options.clock.find(rank); wrong != options.clock.end())
       mine.clock = wrong->second;
     if (auto slow = options.slow.find(rank); slow != options.slow.end())
@@ -332,7 +333,17 @@ Result<RunResult> run_inside(const RunOptions& options, const Model& model, cons
   WEFT_ASSIGN(RunResult result, summarise(options, model, factors));
   result.confinement = confinement_name(isolation.confinement);
   if (!isolation.lost.empty()) result.remarks.push_back(isolation.lost);
-  if (!cluster.shaped()) result.sound = false;
+  const auto unsound = [&](const std::string& why) {
+    result.sound = false;
+    result.remarks.push_back("unsound: " + why);
+  };
+  if (!cluster.shaped()) unsound("links are not limited");
+  if (cluster.station(0) && options.engine != Engine::weft)
+    unsound(text("flows of %s are not limited here, and no time says anything about a cluster",
+                 name_of(options.engine)));
+  if (cluster.unlimited_sockets() > 0)
+    unsound(text("%llu sockets escaped their limits: raise the limit of open files (ulimit -Hn)",
+                 static_cast<unsigned long long>(cluster.unlimited_sockets())));
   return result;
 }
 
@@ -369,6 +380,7 @@ Result<RunResult> run(const RunOptions& options, const Say& progress) {
               choose_factors(target, workload, limits, options.dilation, options.shrink));
   // A plan that cannot be carried out is refused before anything is made or started.
   WEFT_TRY(layout_of(options, model, factors));
+  WEFT_ASSIGN(const Confinement first, asked_confinement());
   // What an engine needs is fetched while there is a network to fetch it from.
   WEFT_ASSIGN(std::string program, prepare_engine(options.engine));
   WEFT_TRY(make_folder(options.output));
@@ -377,17 +389,18 @@ Result<RunResult> run(const RunOptions& options, const Say& progress) {
   Nanos begin = monotonic_clock().now();
   std::string outcome_file = options.output + "/" + kOutcomeFile;
   // The inner process has the result; a file carries it out, and stays as the run's summary.
-  WEFT_ASSIGN(int status, run_isolated([&](const Isolation& isolation) {
-                auto result = run_inside(options, model, factors, program, isolation, say);
-                nlohmann::ordered_json out;
-                if (result)
-                  out = to_json(*result);
-                else
-                  out = {{"error", result.error().message()},
-                         {"code", static_cast<int>(result.error().code())}};
-                auto written = write_file(outcome_file, out.dump(2) + "\n");
-                return written ? 0 : 1;
-              }));
+  const auto inside = [&](const Isolation& isolation) {
+    auto result = run_inside(options, model, factors, program, isolation, say);
+    nlohmann::ordered_json out;
+    if (result)
+      out = to_json(*result);
+    else
+      out = {{"error", result.error().message()},
+             {"code", static_cast<int>(result.error().code())}};
+    auto written = write_file(outcome_file, out.dump(2) + "\n");
+    return written ? 0 : 1;
+  };
+  WEFT_ASSIGN(int status, run_isolated(inside, first));
   if (status > 128)
     return error(Code::cancelled,
                  "the run was ended by signal %d (%s); its workers and network are gone",

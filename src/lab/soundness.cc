@@ -7,8 +7,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <thread>
+
+#include "streams.h"
 
 namespace weft::lab {
 namespace {
@@ -77,33 +80,127 @@ struct Client {
   bool reverse = false;
 };
 
-Result<SoundnessRow> measure(const Cluster& cluster, const std::string& program,
+// One process of a measurement. Those that receive nothing are not asked what they measured.
+struct Part {
+  uint32_t host = 0;
+  process::Command command;
+  bool receives = true;
+};
+
+// How flows are made and their rates learned.
+class Meter {
+ public:
+  virtual ~Meter() = default;
+  virtual std::vector<Part> parts(const std::vector<Client>& clients, uint32_t flows,
+                                  double seconds) const = 0;
+  virtual Result<Reading> read(const process::Finished& finished) const = 0;
+};
+
+// A server on every host; a client's side tells the rate.
+class Iperf final : public Meter {
+ public:
+  static Result<std::unique_ptr<Meter>> start(const Cluster& cluster) {
+    Result<std::string> program = process::find_program("iperf3");
+    if (!program)
+      return error(Code::unsupported, "%s: the check needs it (Debian's package iperf3)",
+                   program.error().message().c_str());
+    auto iperf = std::make_unique<Iperf>(cluster, *program);
+    for (uint32_t host = 0; host < cluster.size(); ++host)
+      WEFT_TRY(iperf->servers_.start(host, *program));
+    sleep_for(0.3);  // until they listen
+    return std::unique_ptr<Meter>(std::move(iperf));
+  }
+  Iperf(const Cluster& cluster, std::string program)
+      : cluster_(cluster), program_(std::move(program)), servers_(cluster) {}
+
+  std::vector<Part> parts(const std::vector<Client>& clients, uint32_t flows,
+                          double seconds) const override {
+    std::vector<Part> out;
+    for (const Client& client : clients) {
+      Part part;
+      part.host = client.from;
+      part.command.argv = {program_,
+                           "-c",
+                           cluster_.address(client.to),
+                           "-p",
+                           kPort,
+                           "-P",
+                           std::to_string(flows),
+                           "-t",
+                           text("%.0f", std::max(1.0, std::ceil(seconds))),
+                           "-O",
+                           std::to_string(kWarmUpSeconds),
+                           "-l",
+                           "256K",
+                           "-J"};
+      if (client.reverse) part.command.argv.push_back("-R");
+      out.push_back(std::move(part));
+    }
+    return out;
+  }
+  Result<Reading> read(const process::Finished& finished) const override {
+    return read_iperf(finished);
+  }
+
+ private:
+  const Cluster& cluster_;
+  std::string program_;
+  Servers servers_;
+};
+
+// A process on every host that sends or receives; the receiver's tells the rate.
+class Streams final : public Meter {
+ public:
+  explicit Streams(const Cluster& cluster) : cluster_(cluster) {}
+
+  std::vector<Part> parts(const std::vector<Client>& clients, uint32_t flows,
+                          double seconds) const override {
+    struct Host {
+      StreamJob job;
+      bool receives = false;
+    };
+    std::map<uint32_t, Host> hosts;
+    for (const Client& client : clients) {
+      hosts[client.from].job.calls.push_back({cluster_.address(client.to), flows, client.reverse});
+      hosts[client.reverse ? client.from : client.to].receives = true;
+      hosts[client.to];
+    }
+    const Nanos from = monotonic_clock().now() + Nanos::from_seconds(kWarmUpSeconds);
+    std::vector<Part> out;
+    for (auto& [number, host] : hosts) {
+      host.job.station = *cluster_.station(number);
+      host.job.from = from;
+      host.job.until = from + Nanos::from_seconds(seconds);
+      Part part;
+      part.host = number;
+      part.command.argv = {self_path(), "lab", "stream", write_stream_job(host.job)};
+      part.receives = host.receives;
+      out.push_back(std::move(part));
+    }
+    return out;
+  }
+  Result<Reading> read(const process::Finished& finished) const override {
+    if (!finished.ending.ok())
+      return error(Code::io, "%s: %s", finished.ending.words().c_str(),
+                   finished.errors.substr(0, 200).c_str());
+    WEFT_ASSIGN(const double bytes_per_s, read_stream_result(finished.output));
+    return Reading{8 * bytes_per_s, 0, 0};
+  }
+
+ private:
+  const Cluster& cluster_;
+};
+
+Result<SoundnessRow> measure(const Cluster& cluster, const Meter& meter,
                              const std::vector<Client>& clients, const std::string& pattern,
                              uint32_t flows, double seconds) {
-  std::vector<Result<process::Finished>> finished(clients.size(), error(Code::io, "not run"));
+  const std::vector<Part> parts = meter.parts(clients, flows, seconds);
+  std::vector<Result<process::Finished>> finished(parts.size(), error(Code::io, "not run"));
   std::vector<std::thread> threads;
-  for (size_t i = 0; i < clients.size(); ++i) {
+  for (size_t i = 0; i < parts.size(); ++i)
     threads.emplace_back([&, i] {
-      const Client& client = clients[i];
-      process::Command command;
-      command.argv = {program,
-                      "-c",
-                      cluster.address(client.to),
-                      "-p",
-                      kPort,
-                      "-P",
-                      std::to_string(flows),
-                      "-t",
-                      text("%.0f", std::max(1.0, std::ceil(seconds))),
-                      "-O",
-                      std::to_string(kWarmUpSeconds),
-                      "-l",
-                      "256K",
-                      "-J"};
-      if (client.reverse) command.argv.push_back("-R");
-      finished[i] = cluster.run(client.from, command, Nanos::from_seconds(seconds + 20));
+      finished[i] = cluster.run(parts[i].host, parts[i].command, Nanos::from_seconds(seconds + 20));
     });
-  }
   // The processors' load in the middle of the transfer, not of its start and end.
   sleep_for(kWarmUpSeconds);
   const Result<CpuTimes> before = cpu_times();
@@ -119,9 +216,13 @@ Result<SoundnessRow> measure(const Cluster& cluster, const std::string& program,
                              ? std::min(spec.link_bits_per_s, flows * spec.flow_bits_per_s)
                              : spec.link_bits_per_s;
   row.bits_per_s = HUGE_VAL;
-  for (const Result<process::Finished>& one : finished) {
-    if (!one) return Error(one.error()).in("iperf3");
-    WEFT_ASSIGN(const Reading reading, read_iperf(*one));
+  for (size_t i = 0; i < parts.size(); ++i) {
+    const std::string who = who_measures(cluster);
+    if (!finished[i]) return Error(finished[i].error()).in(who);
+    Result<Reading> read = meter.read(*finished[i]);
+    if (!read) return std::move(read).error().in(who);
+    if (!parts[i].receives) continue;
+    const Reading& reading = *read;
     row.bits_per_s = std::min(row.bits_per_s, reading.bits_per_s);
     row.retransmits += reading.retransmits;
     row.round_trip_us = std::max(row.round_trip_us, reading.round_trip_us);
@@ -132,22 +233,22 @@ Result<SoundnessRow> measure(const Cluster& cluster, const std::string& program,
 
 }  // namespace
 
+std::string who_measures(const Cluster& cluster) {
+  return cluster.station(0) ? "weft's own streams" : "iperf3";
+}
+
 Result<std::vector<SoundnessRow>> check_soundness(const Cluster& cluster,
                                                   const SoundnessOptions& options) {
   if (cluster.size() < 2) return error(Code::invalid_argument, "a network has at least 2 hosts");
-  Result<std::string> program = process::find_program("iperf3");
-  if (!program)
-    return error(Code::unsupported, "%s: the check needs it (Debian's package iperf3)",
-                 program.error().message().c_str());
-  Servers servers(cluster);
-  for (uint32_t host = 0; host < cluster.size(); ++host) WEFT_TRY(servers.start(host, *program));
-  sleep_for(0.3);  // until they listen
-
+  std::unique_ptr<Meter> meter = std::make_unique<Streams>(cluster);
+  if (!cluster.station(0)) {
+    WEFT_ASSIGN(meter, Iperf::start(cluster));
+  }
   std::vector<SoundnessRow> rows;
   const auto add = [&](const std::vector<Client>& clients, const char* pattern,
                        uint32_t flows) -> Result<void> {
     WEFT_ASSIGN(SoundnessRow row,
-                measure(cluster, *program, clients, pattern, flows, options.seconds));
+                measure(cluster, *meter, clients, pattern, flows, options.seconds));
     rows.push_back(std::move(row));
     return {};
   };

@@ -1,5 +1,6 @@
 // soundness: does the emulated network carry what was asked? iperf3, which knows nothing of weft,
-// measures inside; the answer stands beside the asked rate.
+// measures inside; the answer stands beside the asked rate. On loopback, where only flows of weft's
+// own are limited, streams of weft's own measure instead, and the answer says so.
 #pragma once
 
 #include <cstdint>
@@ -34,7 +35,9 @@ struct SoundnessRow {
 
 inline constexpr double kSoundErrorPercent = 5;
 
-// Fails with unsupported if there is no iperf3.
+// Who measures in this cluster, for people: "iperf3", or "weft's own streams".
+std::string who_measures(const Cluster& cluster);
+// Fails with unsupported if there is no iperf3 where that measures.
 Result<std::vector<SoundnessRow>> check_soundness(const Cluster& cluster,
                                                   const SoundnessOptions& options);
 // Whether every rate is within kSoundErrorPercent of the asked one and no run was too busy.

@@ -89,6 +89,7 @@ class Worker {
     if (job_.clock)
       clock_ = std::make_unique<SkewedClock>(monotonic_clock(), job_.clock->offset,
                                              job_.clock->drift_ppm);
+    if (job_.station) network_ = network_at(*job_.station);
   }
 
   Result<WorkerResult> run() {
@@ -167,6 +168,7 @@ class Worker {
     options.shrink = job_.factors.shrink;
     options.probe = job_.probe;
     options.lane_rate = job_.lane_rate;
+    options.network = network_.get();
     return options;
   }
 
@@ -285,6 +287,7 @@ class Worker {
 
   Job job_;
   std::unique_ptr<SkewedClock> clock_;
+  std::unique_ptr<net::Network> network_;  // null: the kernel's
   std::unique_ptr<capture::Recorder> recorder_;
   trace::TrackId wait_track_ = 0;
 };

@@ -69,9 +69,9 @@ class Socket {
   virtual std::string problem() const { return {}; }
   // Bytes are encrypted and proved, so that nobody on the way can read or change them.
   virtual bool sealed() const { return false; }
-  // For another process that goes on with the descriptor; nothing if the connection is not sealed.
-  // REQUIRES: nothing was received or sent yet.
-  virtual std::optional<Seal> hand_over_seal() const { return std::nullopt; }
+  // Another process goes on with the descriptor, and this object has only to go. What it needs
+  // besides; nothing if the connection is not sealed. REQUIRES: nothing was received or sent yet.
+  virtual std::optional<Seal> hand_over() { return std::nullopt; }
   // Both ends are on this machine: bytes go from memory to memory, and no link can damage them.
   virtual bool inside_machine() const { return false; }
 

@@ -177,8 +177,9 @@ class SealedSocket final : public Socket {
 
   std::string problem() const override { return problem_; }
   bool sealed() const override { return true; }
-  std::optional<Seal> hand_over_seal() const override {
+  std::optional<Seal> hand_over() override {
     WEFT_CHECK(begin_ == end_ && record_sent_ == record_size_);
+    inner_->hand_over();
     return Seal{out_.key(), in_.key(), out_.count(), in_.count()};
   }
   bool in_memory() const override { return true; }

@@ -261,7 +261,7 @@ TEST(Sealed, goes_on_with_the_next_key) {
     char byte = static_cast<char>('a' + i);
     iovec part{&byte, 1};
     ASSERT_EQ(from->send(&part, 1), 1);
-    EXPECT_EQ(from->hand_over_seal()->send == here.send, i == 0) << "another after the second";
+    EXPECT_EQ(from->hand_over()->send == here.send, i == 0) << "another after the second";
   }
   for (int i = 0; i < 1000 && got.size() < 6; ++i) {
     char place[6];
@@ -293,11 +293,11 @@ TEST(Sealed, can_be_continued_by_another_with_the_descriptor_and_the_seal) {
     EXPECT_EQ(got, words);
   };
   pass("before");
-  auto state = to->hand_over_seal();
+  auto state = to->hand_over();
   ASSERT_TRUE(state);
   to = seal(adopt(std::move(same)), *state);
   pass("and after");
-  EXPECT_FALSE(adopt(Fd(::dup(from->fd())))->hand_over_seal());
+  EXPECT_FALSE(adopt(Fd(::dup(from->fd())))->hand_over());
 }
 
 // The kernel's socket is empty, and bytes wait inside: the reactor must say so.

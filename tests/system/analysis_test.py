@@ -8,7 +8,7 @@ import tempfile
 import unittest
 
 from claims_support import TRIES, is_sound, self_replay_bound, unsound
-from lab_support import WEFT, lab, skip_without_namespaces
+from lab_support import WEFT, lab
 
 CLUSTER = ["--hosts", "3", "--flow", "5gbit", "--iterations", "6"]
 OFFSET_NS, DRIFT_PPM = 250_000_000, 50
@@ -365,5 +365,4 @@ class BadInputs(Analysis):
 
 
 if __name__ == "__main__":
-    skip_without_namespaces()
     unittest.main(argv=[sys.argv[0], "-v"] if len(sys.argv) == 1 else sys.argv)

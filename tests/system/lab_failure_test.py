@@ -9,8 +9,7 @@ import tempfile
 import time
 import unittest
 
-from lab_support import (devices, lab_command, processes_of, skip_without_namespaces, wait_for,
-                         workers_of)
+from lab_support import devices, lab_command, processes_of, wait_for, workers_of
 
 HOSTS = 4
 
@@ -120,5 +119,4 @@ class Death(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    skip_without_namespaces()
     unittest.main(argv=[sys.argv[0], "-v"] if len(sys.argv) == 1 else sys.argv)

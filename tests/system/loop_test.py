@@ -12,7 +12,7 @@ import tempfile
 import unittest
 
 from claims_support import TRIES, is_sound, prediction_bound, self_replay_bound, unsound
-from lab_support import WEFT, skip_without_namespaces
+from lab_support import WEFT
 
 SMALL = ["--model", "alexnet", "--dilation", "60", "--shrink", "60", "--hosts", "3", "--flow",
          "5gbit", "--iterations", "6"]
@@ -136,5 +136,4 @@ class Summary(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    skip_without_namespaces()
     unittest.main(argv=[sys.argv[0], "-v"] if len(sys.argv) == 1 else sys.argv)

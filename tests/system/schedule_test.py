@@ -12,7 +12,7 @@ import sys
 import tempfile
 import unittest
 
-from lab_support import WEFT, lab, skip_without_namespaces
+from lab_support import WEFT, lab
 
 HOSTS = 3
 ITERATIONS = 6
@@ -106,5 +106,4 @@ class Schedule(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    skip_without_namespaces()
     unittest.main(argv=[sys.argv[0], "-v"] if len(sys.argv) == 1 else sys.argv)

@@ -165,7 +165,7 @@ Result<void> Worker::hand_over(uint32_t lane, std::unique_ptr<net::Socket>& sock
   }
   Handover words;
   words.lane = lane;
-  if (auto seal = socket->hand_over_seal()) {
+  if (auto seal = socket->hand_over()) {
     words.sealed = true;
     words.seal = *seal;
   }
