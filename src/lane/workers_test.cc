@@ -205,7 +205,7 @@ class Lender final : public ChunkHandler {
     return true;
   }
   void sent(uint32_t, const ChunkHeader&, uint64_t, Moment) override { EXPECT_FALSE(gone); }
-  void settled(uint32_t, const ChunkHeader&, uint64_t) override { EXPECT_FALSE(gone); }
+  void receipted(uint32_t, const ChunkHeader&, uint64_t) override { EXPECT_FALSE(gone); }
   Result<Destination> arriving(uint32_t, const ChunkHeader& header, bool) override {
     EXPECT_FALSE(gone);
     return Destination{false, false, {{memory_, header.length}}};
