@@ -32,7 +32,7 @@ enum class What : uint8_t {
   absorb,     // a: lane: a chunk has been dealt with
   patience,   // rank: those who wait for receipts have waited long enough
   receipt,    // rank, a: lane, b: how many chunks it tells of: it has come back
-  receipted,  // the same: and was read
+  receipted,  // rank: it reads those that have come
   breaks,     // a: one of those that break
   returns,    // a: one of these: it is open again
 };
@@ -93,6 +93,12 @@ struct Running {
   std::vector<Early> early;  // arrived before the operation began here
 };
 
+// A receipt that has come: so many chunks of a lane have arrived.
+struct Unread {
+  uint32_t lane;
+  uint32_t chunks;
+};
+
 // One thing that a device does, after everything in `needs` is summed for the step before.
 struct Work {
   Kind kind;
@@ -119,7 +125,9 @@ struct Host {
   int64_t ingress_ready = 0;
   int64_t egress_at = kNever;
   int64_t turn_at = kNever;
-  int64_t patience_ends = kNever;
+  int64_t patience_ends = 0;
+  bool patience_is_watched = false;
+  Fifo<Unread> unread;
   schedule::Owed owed;
   int64_t thread_free = 0;
   std::vector<int64_t> workers_free;  // empty: the thread serves the sockets itself
@@ -275,11 +283,9 @@ class Simulator {
         return;
       case What::arrived: return arrived(lanes_[event.a], event.a, event.b);
       case What::absorb: return absorb(event.a);
-      case What::patience:
-        if (event.at == hosts_[r].patience_ends) tell_arrivals(r, true);
-        return;
+      case What::patience: return end_of_patience(r);
       case What::receipt: return receipt(event.a, event.b);
-      case What::receipted: return receipted(lanes_[event.a], event.b);
+      case What::receipted: return read_receipts(r);
       case What::breaks: return breaks(network_.odd_lanes[event.a]);
       case What::returns: return returns(network_.odd_lanes[event.a]);
     }
@@ -704,7 +710,8 @@ class Simulator {
     bool served = !host.workers_free.empty();
     if (chunk.wants_receipt && !served && host.owed.wanted()) {
       host.patience_ends = now_ + schedule::kReceiptPatience.count;
-      push(host.patience_ends, What::patience, r);
+      if (!std::exchange(host.patience_is_watched, true))
+        push(host.patience_ends, What::patience, r);
     }
     Running& running = host.running[chunk.operation];
     Early arriving{lane.from, chunk.id};
@@ -719,10 +726,19 @@ class Simulator {
 
   // ---- receipts ----------------------------------------------------------------------------
 
+  // One event watches over a rank; most receipts are sent before it comes.
+  void end_of_patience(uint32_t r) {
+    Host& host = hosts_[r];
+    host.patience_is_watched = host.owed.any() && now_ < host.patience_ends;
+    if (host.patience_is_watched)
+      push(host.patience_ends, What::patience, r);
+    else
+      tell_arrivals(r, true);
+  }
+
   void tell_arrivals(uint32_t r, bool out_of_patience) {
     Host& host = hosts_[r];
     if (!host.owed.due(out_of_patience)) return;
-    host.patience_ends = kNever;
     for (uint32_t index : host.incoming)
       if (lanes_[index].receipts.due(true)) send_receipt(index);
   }
@@ -736,13 +752,23 @@ class Simulator {
          static_cast<uint32_t>(chunks - std::exchange(lane.receipted, chunks)));
   }
 
+  // Read when the thread is free, together with those that came until then.
   void receipt(uint32_t index, uint32_t chunks) {
     Lane& lane = lanes_[index];
-    int64_t read = work(server_of(hosts_[lane.from], lane), now_, 0);
+    Host& host = hosts_[lane.from];
+    bool first = host.unread.empty();
+    host.unread.push({index, chunks});
+    if (!first) return;
+    int64_t read = work(server_of(host, lane), now_, 0);
     if (read > now_)
-      push(read, What::receipted, lane.from, index, chunks);
+      push(read, What::receipted, lane.from);
     else
-      receipted(lane, chunks);
+      read_receipts(lane.from);
+  }
+
+  void read_receipts(uint32_t r) {
+    for (Fifo<Unread>& unread = hosts_[r].unread; !unread.empty(); unread.pop())
+      receipted(lanes_[unread.front().lane], unread.front().chunks);
   }
 
   void receipted(const Lane& lane, uint32_t chunks) {
