@@ -1,9 +1,10 @@
 // collective: operations on the data of all ranks, over lanes.
 //
-// The engine carries out what `schedule` decides: it starts operations when told, offers their
-// chunks to whichever lane has room, puts what arrives where it belongs, and combines where it
-// must. Several operations run at a time; the most urgent one's chunks go first. Tensors stay
-// where they are: an operation's memory may consist of many parts, and nothing is copied together.
+// The engine carries out what `schedule` decides: it starts operations when told, hands their
+// chunks to the lanes that a schedule::Dispatcher names, puts what arrives where it belongs, and
+// combines where it must. Several operations run at a time; the most urgent one's chunks go first.
+// Tensors stay where they are: an operation's memory may consist of many parts, and nothing is
+// copied together.
 //
 // All ranks must start the same operations under the same numbers; a chunk carries the
 // operation's signature, and one that differs is an error that names both sides. A chunk that
@@ -232,14 +233,10 @@ class Engine final : private lane::ChunkHandler {
   struct Resend {
     lane::ChunkHeader header;
     std::vector<std::byte> payload;
-    std::optional<uint32_t> send = {};  // of its operation, which waits for it
   };
   struct Peer {
     bool wanted = false;
-    std::vector<uint32_t> out;  // slots
-    size_t next = 0;
-    schedule::Dispatch dispatch;
-    std::deque<uint64_t> resend;  // tokens
+    std::vector<std::optional<uint32_t>> out;  // slots, by the number of the lane
     Nanos last_sent{0};
     std::optional<Nanos> down_since;
   };
@@ -253,7 +250,7 @@ class Engine final : private lane::ChunkHandler {
   bool take(uint32_t lane, lane::OutgoingChunk& out) override;
   void sent(uint32_t lane, const lane::ChunkHeader& header, uint64_t token,
             lane::Moment when) override;
-  void settled(uint32_t lane, const lane::ChunkHeader& header, uint64_t token) override;
+  void receipted(uint32_t lane, const lane::ChunkHeader& header, uint64_t token) override;
   Result<lane::Destination> arriving(uint32_t lane, const lane::ChunkHeader& header,
                                      bool in_place) override;
   Result<void> arrived(uint32_t lane, const lane::ChunkHeader& header, const std::byte* payload,
@@ -274,6 +271,7 @@ class Engine final : private lane::ChunkHandler {
   Result<void> absorb_early(Running& running, Early& early);
   void offer(Running& running, uint32_t send);
   static std::vector<std::byte> copy_of(const Running& running, uint32_t send);
+  void settle(const schedule::Dispatcher::Settled& settled);
   void finish_if_done(Running& running);
   void record_chunk(trace::Shape shape, const Line& line, const lane::ChunkHeader& header,
                     lane::Moment when);
@@ -290,7 +288,9 @@ class Engine final : private lane::ChunkHandler {
                     std::shared_ptr<lane::shm::Segment> shared);
   void broke(uint32_t lane, Error error);
   void reap(Nanos now);
-  bool serve(Peer& peer);
+  schedule::Room room_of(uint32_t rank, uint16_t number) const;
+  void send_some();
+  void send_receipts(Nanos now);
 
   // Lanes stamp with the clock of the trace.
   struct RecorderClock final : Clock {
@@ -324,17 +324,14 @@ class Engine final : private lane::ChunkHandler {
   std::unordered_map<Key, std::vector<Early>, KeyHash> early_;
   uint64_t early_bytes_ = 0;
   bool paused_any_ = false;
-  std::unordered_map<uint64_t, Resend> resends_;  // by token
-  uint64_t next_resend_ = 0;
-  std::vector<std::vector<std::byte>> spare_;        // temporaries to use again
-  std::vector<std::vector<std::byte>> spare_early_;  // and what held early chunks
+  schedule::Dispatcher dispatcher_;
+  std::optional<schedule::Dispatcher::HandOver> handing_;  // what the lane that is asked may take
+  std::unordered_map<uint64_t, Resend> resends_;           // by ticket
+  std::vector<std::vector<std::byte>> spare_;              // temporaries to use again
+  std::vector<std::vector<std::byte>> spare_early_;        // and what held early chunks
   std::vector<uint32_t> ready_sends_, ready_receives_;
-  // Receipts for large chunks go out when an operation has all of them, or soon after the chunk
-  // came.
-  bool owes_receipts_ = false;
-  bool received_all_ = false;
-  Nanos receipts_since_;
-  size_t next_peer_ = 0;
+  schedule::Owed owed_;  // receipts
+  Nanos owed_since_;
   bool more_to_send_ = false;
   uint64_t next_message_;
   Nanos last_change_;

@@ -140,7 +140,7 @@ Result<void> Engine::start(Operation operation) {
     by_order_.emplace(order, &running);
     begin(running);
   } catch (const std::bad_alloc&) {
-    // What was offered already is passed over when its turn comes.
+    dispatcher_.withdraw(order);
     by_order_.erase(order);
     running_.erase(key);
     return error(Code::exhausted, "not enough memory for %s",
@@ -188,7 +188,8 @@ void Engine::offer(Running& running, uint32_t send) {
   const Send& what = running.steps.program().sends()[send];
   uint32_t rank = global(running.operation, what.peer);
   open_lanes(rank);
-  peers_[rank].dispatch.push({running.operation.priority, running.order, send, what.id});
+  auto bytes = static_cast<uint32_t>(what.elements * reduce::size_of(running.operation.type));
+  dispatcher_.offer(rank, {running.operation.priority, running.order, send, bytes});
   ++running.queued[what.peer];
   ++running.unsettled[what.peer];
 }
@@ -207,29 +208,20 @@ std::vector<std::byte> Engine::copy_of(const Running& running, uint32_t send) {
 // ---- sending -----------------------------------------------------------------------------
 
 bool Engine::take(uint32_t lane, OutgoingChunk& out) {
-  Slot& slot = slots_[lane];
-  if (!slot.outgoing) return false;
-  Peer& to = peers_[slot.peer];
-  if (!to.resend.empty()) {
-    uint64_t token = to.resend.front();
-    to.resend.pop_front();
-    Resend& again = resends_.at(token);
+  if (!handing_) return false;
+  schedule::Dispatcher::HandOver what = *std::exchange(handing_, std::nullopt);
+  WEFT_CHECK(slots_[lane].peer == what.peer && slots_[lane].number == what.lane);
+  out.token = what.ticket;
+  out.keep = what.keep;
+  if (what.again) {
+    Resend& again = resends_.at(what.ticket);
     out.header = again.header;
-    out.token = token;
     out.payload.push_back(again.payload);
     return true;
   }
-  auto entry = to.dispatch.pop();
-  auto found = entry ? by_order_.find(entry->operation) : by_order_.end();
-  // What could not be started for lack of memory has left these behind.
-  while (entry && found == by_order_.end()) {
-    entry = to.dispatch.pop();
-    found = entry ? by_order_.find(entry->operation) : by_order_.end();
-  }
-  if (!entry) return false;
-  Running& running = *found->second;
+  Running& running = *by_order_.at(what.chunk.operation);
   const Operation& operation = running.operation;
-  const Send& send = running.steps.program().sends()[entry->send];
+  const Send& send = running.steps.program().sends()[what.chunk.send];
   --running.queued[send.peer];
   size_t size = reduce::size_of(operation.type);
   Signature signature = signature_of(running, send.peer, true);
@@ -245,9 +237,8 @@ bool Engine::take(uint32_t lane, OutgoingChunk& out) {
   header.step = send.id.step;
   header.chunk = send.id.chunk;
   header.first = send.offset;
-  header.length = static_cast<uint32_t>(send.elements * size);
+  header.length = what.chunk.bytes;
   header.message = next_message_++;
-  out.token = entry->send;
   space_of(running, send.space)
       .slice(send.first * size, send.elements * size,
              [&](std::span<std::byte> part) { out.payload.push_back(part); });
@@ -260,20 +251,20 @@ void Engine::sent(uint32_t lane, const ChunkHeader& header, uint64_t, Moment whe
       found != running_.end())
     found->second.last_change = last_change_;
   record_chunk(trace::Shape::send, slots_[lane].line(), header, when);
+  if (auto settled = dispatcher_.left(slots_[lane].peer, slots_[lane].number)) settle(*settled);
 }
 
-void Engine::settled(uint32_t lane, const ChunkHeader& header, uint64_t token) {
-  if ((token & kResent) != 0) {
-    auto again = resends_.extract(token);
-    if (again.empty() || !again.mapped().send) return;
-    token = *again.mapped().send;
-  }
-  auto found = running_.find(chunk_key(header, slots_[lane].peer, true));
-  if (found == running_.end()) return;
-  Running& running = found->second;
-  auto send = static_cast<uint32_t>(token);
-  running.steps.sent(send);
-  --running.unsettled[running.steps.program().sends()[send].peer];
+void Engine::receipted(uint32_t lane, const ChunkHeader&, uint64_t) {
+  if (auto settled = dispatcher_.receipted(slots_[lane].peer, slots_[lane].number))
+    settle(*settled);
+}
+
+void Engine::settle(const schedule::Dispatcher::Settled& settled) {
+  resends_.erase(settled.ticket);
+  if (!settled.first) return;
+  Running& running = *by_order_.at(settled.chunk.operation);
+  running.steps.sent(settled.chunk.send);
+  --running.unsettled[running.steps.program().sends()[settled.chunk.send].peer];
   running.last_change = mesh_.network->clock().now();
   finish_if_done(running);
 }
@@ -437,8 +428,7 @@ Result<void> Engine::arrived(uint32_t lane, const ChunkHeader& header, const std
                              Moment when) {
   last_change_ = mesh_.network->clock().now();
   Slot& slot = slots_[lane];
-  bool waits = header.length > lane::kRetainedBytes || header.wants_receipt;  // its sender
-  if (waits && !std::exchange(owes_receipts_, true)) receipts_since_ = last_change_;
+  if (header.wants_receipt && owed_.wanted()) owed_since_ = last_change_;
   Landing landing = std::exchange(slot.landing, Landing{Landing::Where::nowhere, {}, 0});
   if (landing.where == Landing::Where::discard) return {};
   auto found = running_.find(landing.key);
@@ -483,7 +473,7 @@ void Engine::take_in(Running& running, uint32_t receive, const std::byte* data) 
   running.bytes_done += bytes;
   running.last_change = mesh_.network->clock().now();
   // Nothing more comes for this one: those who sent it may be waiting to hear so.
-  if (running.bytes_done == running.bytes_total) received_all_ = true;
+  if (running.bytes_done == running.bytes_total) owed_.received_all();
   ++running.chunks_done;
   give_up_landings(key_of(running.operation), receive);
   if (!running.steps.take(receive)) {

@@ -15,7 +15,4 @@ inline Key chunk_key(const lane::ChunkHeader& header, uint32_t peer, bool outgoi
   return {header.group, 0, header.operation};
 }
 
-// Tokens of chunks that are sent again from a copy; all others are indices of sends.
-inline constexpr uint64_t kResent = uint64_t{1} << 63;
-
 }  // namespace weft::collective

@@ -14,8 +14,6 @@ namespace {
 constexpr Nanos kReopen = Nanos::from_seconds(3);
 // Somebody does, and is slow: many others may want something of it, strangers among them.
 constexpr Nanos kAnswer = Nanos::from_seconds(12);
-constexpr Nanos kReceipts = Nanos::from_millis(1);  // that a sender may wait for them
-constexpr size_t kRoundsPerPoll = 4;
 constexpr uint32_t kServedLanes = 32;  // for which a worker has buffers
 
 constexpr std::array<const char*, 5> kTcpFields = {
@@ -48,7 +46,7 @@ Result<void> Engine::begin() {
   callbacks.opened = [this](Rank rank, uint16_t number, std::unique_ptr<net::Socket> socket,
                             std::shared_ptr<lane::shm::Segment> shared) {
     uint32_t lane = add_lane(true, rank, number, std::move(socket), std::move(shared));
-    if (!slots_[lane].broken) peers_[rank.index].out.push_back(lane);
+    if (!slots_[lane].broken) peers_[rank.index].out[number] = lane;
   };
   callbacks.accepted = [this](Rank rank, uint16_t number, std::unique_ptr<net::Socket> socket,
                               std::shared_ptr<lane::shm::Segment> shared) {
@@ -130,8 +128,9 @@ void Engine::prepare(Rank rank) { open_lanes(rank.index); }
 
 bool Engine::connected(Rank rank) const {
   const Peer& to = peers_[rank.index];
-  return std::any_of(to.out.begin(), to.out.end(),
-                     [&](uint32_t lane) { return slots_[lane].lane->ready(); });
+  return std::any_of(to.out.begin(), to.out.end(), [&](std::optional<uint32_t> lane) {
+    return lane && slots_[*lane].lane->ready();
+  });
 }
 
 void Engine::open_lanes(uint32_t rank) {
@@ -140,6 +139,8 @@ void Engine::open_lanes(uint32_t rank) {
   to.wanted = true;
   to.down_since = mesh_.network->clock().now();
   uint16_t count = mesh_.members[rank].shares_memory ? uint16_t{1} : options_.lanes;
+  to.out.resize(count);
+  dispatcher_.connect(rank, count);
   for (uint16_t lane = 0; lane < count; ++lane) links_->open({rank}, lane);
 }
 
@@ -162,29 +163,24 @@ void Engine::broke(uint32_t lane, Error error) {
   WEFT_LOG(collective, info, "lane %u to rank %u broke: %s", unsigned{slot.number}, slot.peer,
            error.message().c_str());
   Peer& to = peers_[slot.peer];
-  std::erase(to.out, lane);
-  if (slot.lane) {
-    for (lane::LanePort::Unsettled& chunk : slot.lane->take_unsettled()) {
-      if ((chunk.token & kResent) != 0 && !chunk.retained) {
-        to.resend.push_back(chunk.token);  // it had not left; its copy is still here
-      } else if (chunk.retained) {
-        uint64_t token = kResent | next_resend_++;
-        resends_.emplace(token, Resend{chunk.header, std::move(chunk.payload)});
-        to.resend.push_back(token);
-      } else {
-        // It may have arrived, and what followed from it be on its way to the same place: a copy
-        // does not change while it is sent.
-        auto found = running_.find(chunk_key(chunk.header, slot.peer, true));
-        if (found == running_.end()) continue;
-        uint64_t token = kResent | next_resend_++;
-        auto send = static_cast<uint32_t>(chunk.token);
-        chunk.header.again = true;
-        resends_.emplace(token, Resend{chunk.header, copy_of(found->second, send), send});
-        to.resend.push_back(token);
-      }
+  to.out[slot.number].reset();
+  std::vector<lane::LanePort::Unsettled> kept;
+  if (slot.lane) kept = slot.lane->take_unsettled();
+  size_t next = 0;
+  for (const auto& [ticket, what] : dispatcher_.broke(slot.peer, slot.number)) {
+    lane::LanePort::Unsettled& chunk = kept.at(next++);
+    WEFT_CHECK(chunk.token == ticket);
+    if (resends_.contains(ticket)) continue;  // it was being sent again, and its copy is still here
+    if (!chunk.retained) {
+      // It may have arrived, and what followed from it be on its way to the same place: a copy
+      // does not change while it is sent.
+      chunk.header.again = true;
+      chunk.payload = copy_of(*by_order_.at(what.operation), what.send);
     }
+    resends_.emplace(ticket, Resend{chunk.header, std::move(chunk.payload)});
   }
-  if (to.out.empty()) to.down_since = mesh_.network->clock().now();
+  bool any = std::any_of(to.out.begin(), to.out.end(), [](const auto& other) { return !!other; });
+  if (!any) to.down_since = mesh_.network->clock().now();
   links_->open({slot.peer}, slot.number);
 }
 
@@ -217,41 +213,34 @@ void Engine::reap(Nanos now) {
   }
 }
 
-// Round and round over the lanes to one rank, a chunk each, until the chunks or the room are used
-// up. A few rounds at most: on a fast path there is always room, and what arrives must not wait
-// for it. True if more could be sent.
-bool Engine::serve(Peer& to) {
-  size_t count = to.out.size();
-  size_t refused = 0, turns = kRoundsPerPoll * count;
-  auto waiting = [&] { return !to.dispatch.empty() || !to.resend.empty(); };
-  while (waiting() && refused < count && turns-- > 0) {
-    bool took = slots_[to.out[to.next % count]].lane->send_one();
-    if (to.out.size() != count) return waiting();  // a lane broke
-    refused = took ? 0 : refused + 1;
-    to.next = (to.next + 1) % count;
+schedule::Room Engine::room_of(uint32_t rank, uint16_t number) const {
+  std::optional<uint32_t> lane = peers_[rank].out[number];
+  return lane ? slots_[*lane].lane->room() : schedule::Room::none;
+}
+
+void Engine::send_some() {
+  dispatcher_.begin_turn();
+  auto room = [this](uint32_t rank, uint16_t number) { return room_of(rank, number); };
+  while ((handing_ = dispatcher_.next(room))) {
+    slots_[*peers_[handing_->peer].out[handing_->lane]].lane->send_one();
+    WEFT_CHECK(!handing_);  // whoever has room takes
   }
-  return waiting() && refused < count;
+  more_to_send_ = dispatcher_.cut_short();
+}
+
+void Engine::send_receipts(Nanos now) {
+  if (owed_.due(now - owed_since_ > schedule::kReceiptPatience))
+    for (Slot& slot : slots_)
+      if (slot.lane && !slot.outgoing && !slot.broken) slot.lane->send_receipts();
+  more_to_send_ = more_to_send_ || owed_.any();
 }
 
 std::vector<Key> Engine::poll(Nanos now) {
   if (halted_ || !links_) return {};
   links_->tick(now);
   if (workers_) workers_->watch(now);
-  more_to_send_ = false;
-  for (size_t i = 0; i < peers_.size(); ++i) {
-    Peer& to = peers_[(next_peer_ + i) % peers_.size()];
-    if (to.dispatch.empty() && to.resend.empty()) continue;
-    if (to.out.empty()) continue;
-    more_to_send_ = serve(to) || more_to_send_;
-  }
-  next_peer_ = (next_peer_ + 1) % peers_.size();
-  if (owes_receipts_ &&
-      (std::exchange(received_all_, false) || now - receipts_since_ > kReceipts)) {
-    owes_receipts_ = false;
-    for (Slot& slot : slots_)
-      if (slot.lane && !slot.outgoing && !slot.broken) slot.lane->send_receipts();
-  }
-  more_to_send_ = more_to_send_ || owes_receipts_;
+  send_some();
+  send_receipts(now);
   reap(now);
   for (const Key& key : finished_) {
     auto found = running_.find(key);

@@ -32,9 +32,9 @@ class Pages {
   size_t size_;
 };
 
-enum class Call : uint8_t { take, sent, settled, arriving, arrived };
-constexpr Call kCalls[] = {Call::take, Call::sent, Call::settled, Call::arriving, Call::arrived};
-constexpr const char* kCallNames[] = {"take", "sent", "settled", "arriving", "arrived"};
+enum class Call : uint8_t { take, sent, receipted, arriving, arrived };
+constexpr Call kCalls[] = {Call::take, Call::sent, Call::receipted, Call::arriving, Call::arrived};
+constexpr const char* kCallNames[] = {"take", "sent", "receipted", "arriving", "arrived"};
 
 constexpr uint32_t kChunks = 40;
 constexpr uint32_t kLargest = 200000;
@@ -63,12 +63,13 @@ class Halter final : public ChunkHandler {
     // Small ones, of which the lane keeps copies, and large ones, in two parts.
     out.header.length = number % 3 == 0 ? kLargest - number : 100 * number;
     std::span<const std::byte> whole = pages_.all().first(out.header.length);
+    out.keep = number % 3 != 0;
     out.payload = {whole.first(whole.size() / 2), whole.subspan(whole.size() / 2)};
     called(Call::take);
     return true;
   }
   void sent(uint32_t, const ChunkHeader&, uint64_t, Moment) override { called(Call::sent); }
-  void settled(uint32_t, const ChunkHeader&, uint64_t) override { called(Call::settled); }
+  void receipted(uint32_t, const ChunkHeader&, uint64_t) override { called(Call::receipted); }
   Result<Destination> arriving(uint32_t, const ChunkHeader& header, bool can_stay) override {
     called(Call::arriving);
     if (can_stay && header.chunk % 2 == 0) return Destination{false, true, {}};
@@ -153,10 +154,11 @@ TEST(HaltedLane, touches_nothing_whichever_callback_halted_it) {
   for (Way way : {Way::tcp, Way::shared})
     for (Call call : kCalls)
       for (uint32_t nth : {1u, 2u, 3u, 7u, 20u}) {
+        if (way == Way::shared && call == Call::receipted) continue;  // memory needs none
         SCOPED_TRACE(text("%s, in call %u of %s", way == Way::tcp ? "tcp" : "shared memory", nth,
                           kCallNames[static_cast<size_t>(call)]));
         Course course(way);
-        bool of_sender = call == Call::take || call == Call::sent || call == Call::settled;
+        bool of_sender = call == Call::take || call == Call::sent || call == Call::receipted;
         Halter& halter = of_sender ? course.sender : course.receiver;
         halter.halt_in(call, nth);
         ASSERT_TRUE(course.run());
@@ -169,7 +171,7 @@ TEST(HaltedLane, touches_nothing_whichever_callback_halted_it) {
           EXPECT_EQ(chunk.payload.size(), chunk.retained ? chunk.header.length : 0u);
         ++halts;
       }
-  EXPECT_EQ(halts, 50u);
+  EXPECT_EQ(halts, 45u);
 }
 
 TEST(HaltedLane, touches_nothing_whenever_it_was_halted) {

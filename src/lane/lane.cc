@@ -13,12 +13,10 @@ namespace {
 constexpr size_t kMaxParts = 512;            // below the kernel's limit of 1024
 constexpr size_t kReceiveBudget = 4u << 20;  // bytes a turn, so that no lane starves the others
 
-// A receipt says how many chunks have arrived whole. Small chunks are kept by their sender, who
-// can wait for it.
+// A receipt says how many chunks have arrived whole.
 constexpr uint32_t kReceiptMagic = 0x6b634177;  // "wAck"
 constexpr uint32_t kAttached = 1;               // the first receipt: the offered memory is in use
-constexpr uint64_t kReceiptChunks = 64;
-constexpr uint64_t kReceiptBytes = 4u << 20;
+constexpr size_t kSpareCopies = 64;             // whose memory is used again
 struct Receipt {
   uint32_t magic = kReceiptMagic;
   uint32_t flags = 0;
@@ -159,9 +157,11 @@ void Lane::on_events(uint32_t epoll_events) {
   if ((epoll_events & EPOLLOUT) != 0) {
     if (role_ == Role::in && !socket_->shared()) {
       send_receipt(false);
-    } else if (want_write_) {
-      // One chunk a turn; as long as there is more to send, epoll brings us back.
+    } else if (sending_) {
       push_out();
+    } else {
+      // Between two chunks it is worth no system call to stop asking; now nobody came for so long.
+      want_write_ = false;
     }
   }
   if (failed_) return;
@@ -174,9 +174,14 @@ void Lane::on_events(uint32_t epoll_events) {
 
 // ---- sending -----------------------------------------------------------------------------
 
+schedule::Room Lane::room() const {
+  if (failed_ || sending_ || !greeted_) return schedule::Room::none;
+  return socket_->shared() ? schedule::Room::memory : schedule::Room::connection;
+}
+
 bool Lane::send_one() {
-  // A full lane is served when epoll says that there is room.
-  if (failed_ || want_write_ || !greeted_) return false;
+  // What did not fit goes on when epoll says that there is room.
+  if (room() == schedule::Room::none) return false;
   bool took = push_out();
   if (took) want_write_ = false;
   update_interest();
@@ -188,13 +193,14 @@ bool Lane::send_one() {
 bool Lane::push_out() {
   if (!sending_) {
     out_.payload.clear();
+    out_.keep = false;
     bool took = handler_.take(index_, out_);
     if (failed_) return false;  // halted meanwhile: what it gave may be gone
     if (!took) {
       want_write_ = false;
       return false;
     }
-    out_.header.wants_receipt = !keeps_copies_;
+    out_.header.wants_receipt = needs_receipts() && !out_.keep;
     out_.header.checksum = checks_ && !socket_->shared() ? checksum(out_.payload) : 0;
     encode(out_.header, out_header_);
     out_parts_.clear();
@@ -225,11 +231,9 @@ bool Lane::push_out() {
 void Lane::chunk_left(Nanos now) {
   sending_ = false;
   ++counters_.chunks_sent;
-  bool retained = keeps_copies_ && out_.header.length <= kRetainedBytes;
-  bool needs_receipt = role_ == Role::out && !socket_->shared();
-  if (needs_receipt) {
-    Unsettled unsettled{out_.header, out_.token, retained, {}};
-    if (retained) {
+  if (needs_receipts()) {
+    Unsettled unsettled{out_.header, out_.token, out_.keep, {}};
+    if (out_.keep) {
       if (!spare_.empty()) {
         unsettled.payload = std::move(spare_.back());
         spare_.pop_back();
@@ -247,8 +251,6 @@ void Lane::chunk_left(Nanos now) {
     unsettled_.push_back(std::move(unsettled));
   }
   handler_.sent(index_, out_.header, out_.token, {out_first_, now});
-  if (failed_) return;
-  if (retained || !needs_receipt) handler_.settled(index_, out_.header, out_.token);
 }
 
 void Lane::receive_receipts() {
@@ -286,10 +288,9 @@ void Lane::receive_receipts() {
       Unsettled arrived = std::move(unsettled_.front());
       unsettled_.pop_front();
       ++settled_;
-      if (!arrived.retained)
-        handler_.settled(index_, arrived.header, arrived.token);
-      else if (spare_.size() < kReceiptChunks)
+      if (arrived.retained && spare_.size() < kSpareCopies)
         spare_.push_back(std::move(arrived.payload));
+      handler_.receipted(index_, arrived.header, arrived.token);
       if (failed_) return;
     }
   }
@@ -375,20 +376,19 @@ bool Lane::end_payload(const std::byte* in_place, Nanos now) {
     }
   }
   ++counters_.chunks_received;
-  unreceipted_bytes_ += in_header_.length;
-  if (in_header_.length > kRetainedBytes || in_header_.wants_receipt) receipt_urgent_ = true;
+  receipts_.arrived(in_header_.length, in_header_.wants_receipt);
   if (auto taken = handler_.arrived(index_, in_header_, in_place, {in_first_, now}); !taken)
     fail(std::move(taken).error());
   return !failed_;
 }
 
 void Lane::send_receipts(bool all) {
-  receipt_urgent_ = receipt_urgent_ || all;
-  if (receipt_urgent_) send_receipt(true);
+  if (all) receipts_.want_all();
+  if (receipts_.due(true)) send_receipt(true);
   update_interest();
 }
 
-void Lane::send_receipt(bool owed) {
+void Lane::send_receipt(bool asked) {
   if (role_ != Role::in || failed_ || socket_->shared()) return;
   for (;;) {
     while (receipt_done_ < receipt_.size()) {
@@ -401,14 +401,9 @@ void Lane::send_receipt(bool owed) {
     }
     // The rest of a greeting that did not leave at once would be taken for bells.
     if (offered_) return attach();
-    bool due = (receipt_urgent_ && owed) ||
-               counters_.chunks_received - receipted_ >= kReceiptChunks ||
-               unreceipted_bytes_ >= kReceiptBytes;
-    if (!due || counters_.chunks_received == receipted_) return;
+    if (!receipts_.due(asked)) return;
     Receipt receipt;
-    receipt.chunks = receipted_ = counters_.chunks_received;
-    unreceipted_bytes_ = 0;
-    receipt_urgent_ = false;
+    receipt.chunks = receipts_.take();
     const auto* raw = reinterpret_cast<const std::byte*>(&receipt);
     receipt_.assign(raw, raw + sizeof receipt);
     receipt_done_ = 0;

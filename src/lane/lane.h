@@ -28,13 +28,11 @@
 #include "weft/capture.h"
 #include "weft/cost.h"
 #include "weft/net.h"
+#include "weft/schedule.h"
 
 namespace weft::lane {
 
 inline constexpr uint32_t kMaxChunkBytes = 64u << 20;
-// A chunk up to this size is kept until it is known to have arrived; a larger one is sent again
-// from where it lies, so its operation waits for the receipt.
-inline constexpr uint32_t kRetainedBytes = 64u << 10;
 
 // ---- chunks ------------------------------------------------------------------------------
 
@@ -53,7 +51,7 @@ struct ChunkHeader {
   uint32_t chunk = 0;
   uint64_t first = 0;          // element offset of this chunk in its message
   uint32_t length = 0;         // payload bytes
-  bool wants_receipt = false;  // its sender keeps no copy
+  bool wants_receipt = false;  // nobody keeps a copy of it: its sender waits
   // Its lane broke, and it is sent once more from where it lies. If it had arrived, what followed
   // from it may lie there by now.
   bool again = false;
@@ -70,8 +68,11 @@ uint64_t checksum(std::span<const std::span<const std::byte>> parts);
 
 struct OutgoingChunk {
   ChunkHeader header;                               // checksum is filled in by the lane
-  std::vector<std::span<const std::byte>> payload;  // stays valid until settled()
+  std::vector<std::span<const std::byte>> payload;  // stays valid: see keep
   uint64_t token = 0;                               // the handler's own word for it
+  // The lane copies the payload as it leaves, and keeps it until the receipt. Otherwise it stays
+  // where it lies until then; in shared memory, until it has left.
+  bool keep = false;
 };
 
 // Where an arriving chunk is to be put.
@@ -91,12 +92,12 @@ struct Moment {
 class ChunkHandler {
  public:
   virtual ~ChunkHandler() = default;
-  // A lane has room. Returns false when there is nothing to send.
+  // Out of send_one(): the lane has room. Returns false when there is nothing to send.
   virtual bool take(uint32_t lane, OutgoingChunk& out) = 0;
   // The chunk has left whole.
   virtual void sent(uint32_t lane, const ChunkHeader& header, uint64_t token, Moment when) = 0;
-  // It will not be needed from its place any more: it has arrived, or the lane has a copy.
-  virtual void settled(uint32_t lane, const ChunkHeader& header, uint64_t token) {
+  // It has arrived, as the other end says: each chunk, in their order. Never through shared memory.
+  virtual void receipted(uint32_t lane, const ChunkHeader& header, uint64_t token) {
     (void)lane, (void)header, (void)token;
   }
   // `in_place`: the payload is in memory that can be read where it is.
@@ -131,9 +132,11 @@ struct LaneCounters {
 class LanePort {
  public:
   virtual ~LanePort() = default;
-  // Takes one chunk and sends as much of it as there is room for. False when the lane is full
-  // (it goes on by itself once there is room) or there is nothing to send. One at a time, so that
-  // a few chunks spread over all lanes instead of filling the first.
+  // What it can do for another chunk now.
+  virtual schedule::Room room() const = 0;
+  // Takes one chunk, if it has room, and sends as much of it as the transport takes now; with the
+  // rest it goes on by itself. It never takes one unasked: who gets the next is not its decision.
+  // True when the chunk has gone, so that there may be room for another.
   virtual bool send_one() = 0;
   // Its sender has given it up for another: takes what lies in memory, since nothing more will
   // come. False if some of it has no place yet: it is taken when the lane resumes.
@@ -149,8 +152,8 @@ class LanePort {
   virtual const LaneCounters& counters() const = 0;
   virtual std::optional<net::TcpInfo> tcp_info() const = 0;
 
-  // Chunks that a lane that failed may not have delivered, oldest first. Those up to
-  // kRetainedBytes that had left whole come with their bytes.
+  // Chunks that a lane that failed may not have delivered, oldest first. Those that it was to keep
+  // and that had left whole come with their bytes.
   struct Unsettled {
     ChunkHeader header;
     uint64_t token = 0;
@@ -173,6 +176,7 @@ class Lane final : public LanePort, public net::Reactor::Handler {
        const Clock& clock, uint32_t unsent_limit, OnError on_error);
   ~Lane() override;
 
+  schedule::Room room() const override;
   bool send_one() override;
   bool drain() override;
   void resume() override;
@@ -187,10 +191,9 @@ class Lane final : public LanePort, public net::Reactor::Handler {
   std::vector<Unsettled> take_unsettled() override;
   // Leaves checksums of payloads out where no link can damage them.
   void trust_this_machine();
-  // Keeps no copies: every chunk is settled by its receipt, and stays where it lies until then.
-  void keep_no_copies() { keeps_copies_ = false; }
 
  private:
+  bool needs_receipts() const { return role_ == Role::out && !socket_->shared(); }
   bool push_out();
   void chunk_left(Nanos now);
   void receive_some();
@@ -200,7 +203,7 @@ class Lane final : public LanePort, public net::Reactor::Handler {
   bool begin_payload();
   bool end_payload(const std::byte* in_place, Nanos now);
   void receive_receipts();
-  void send_receipt(bool owed);
+  void send_receipt(bool asked);
   void lose(const char* doing, ssize_t outcome);
   void attach();
   void fail(Error error);
@@ -219,7 +222,6 @@ class Lane final : public LanePort, public net::Reactor::Handler {
   bool greeted_ = false;
   bool deaf_ =
       false;  // in: no bells come any more, and the memory stays until the lane is replaced
-  bool keeps_copies_ = true;
   bool checks_ = true;           // own payloads get checksums
   bool needs_checksums_ = true;  // and those that come must have them
   LaneCounters counters_;
@@ -238,9 +240,7 @@ class Lane final : public LanePort, public net::Reactor::Handler {
   // Receipts: going out (in) or coming in (out).
   std::vector<std::byte> receipt_;
   size_t receipt_done_ = 0;
-  uint64_t receipted_ = 0;
-  uint64_t unreceipted_bytes_ = 0;
-  bool receipt_urgent_ = false;
+  schedule::Receipts receipts_;
 
   bool paused_ = false;
   bool in_payload_ = false;

@@ -329,13 +329,13 @@ TEST(LaneEnds, a_greeting_cut_into_bytes_is_a_greeting) {
   EXPECT_TRUE(out.end.lane.ready());
 }
 
-TEST(LaneEnds, a_small_chunk_is_settled_when_it_has_left_and_a_large_one_when_it_has_arrived) {
+TEST(LaneEnds, what_is_kept_may_change_when_it_has_left_and_receipts_are_told_for_all) {
   OutLane out;
   out.greet();
-  out.end.handler.queue(0, 0, {noise(kRetainedBytes, 1)});
-  out.end.handler.queue(0, 1, {noise(kRetainedBytes + 1, 2)});
+  out.end.handler.queue(0, 0, {noise(kKept, 1)});
+  out.end.handler.queue(0, 1, {noise(kKept + 1, 2)});
   out.end.handler.queue(0, 2, {});
-  out.end.handler.queue(0, 3, {noise(kRetainedBytes + 1, 3)});
+  out.end.handler.queue(0, 3, {noise(kKept + 1, 3)});
   ASSERT_TRUE(turn_until(*out.world, [&] {
     out.end.send_all();
     out.drain();
@@ -343,13 +343,15 @@ TEST(LaneEnds, a_small_chunk_is_settled_when_it_has_left_and_a_large_one_when_it
   }));
   EXPECT_THAT(out.end.handler.settled_, testing::ElementsAre(0, 2));
   EXPECT_EQ(out.end.handler.held(), 2u);
-  ASSERT_TRUE(send_all(out.peer.get(), receipt(1)));  // of the small one: nothing new
+  ASSERT_TRUE(send_all(out.peer.get(), receipt(1)));
   ASSERT_TRUE(send_all(out.peer.get(), receipt(2)));
-  ASSERT_TRUE(turn_until(*out.world, [&] { return out.end.handler.settled_.size() == 3; }));
+  ASSERT_TRUE(turn_until(*out.world, [&] { return out.end.handler.receipted_.size() == 2; }));
+  EXPECT_THAT(out.end.handler.receipted_, testing::ElementsAre(0, 1));
   EXPECT_THAT(out.end.handler.settled_, testing::ElementsAre(0, 2, 1));
   ASSERT_TRUE(send_all(out.peer.get(), receipt(2)));  // again: allowed
   ASSERT_TRUE(send_all(out.peer.get(), receipt(4)));
   ASSERT_TRUE(turn_until(*out.world, [&] { return out.end.handler.settled_.size() == 4; }));
+  EXPECT_THAT(out.end.handler.receipted_, testing::ElementsAre(0, 1, 2, 3));
   EXPECT_EQ(out.end.handler.held(), 0u);
   EXPECT_FALSE(out.end.error);
 }
@@ -381,7 +383,7 @@ TEST(LaneEnds, receipts_settle_all_that_is_large_and_what_is_kept_stays_bounded)
   auto kept = out.lane.take_unsettled();
   for (const auto& chunk : kept) bytes += chunk.payload.size();
   EXPECT_LT(kept.size(), 64u);
-  EXPECT_LT(bytes, (4u << 20) + kRetainedBytes);
+  EXPECT_LT(bytes, (4u << 20) + kKept);
 }
 
 TEST(LaneEnds, nothing_is_kept_once_all_was_acknowledged) {
@@ -475,7 +477,7 @@ TEST(LaneEnds, what_a_cut_at_any_byte_may_have_lost_is_known_and_can_be_sent_aga
       EXPECT_EQ(kept[i].token, (1000 + chunk) * 7);
       bool left_whole =
           std::count(line.out->handler.sent_.begin(), line.out->handler.sent_.end(), chunk) == 1;
-      EXPECT_EQ(kept[i].retained, left_whole && sizes[chunk] <= kRetainedBytes);
+      EXPECT_EQ(kept[i].retained, left_whole && sizes[chunk] <= kKept);
       bool settled = std::count(line.out->handler.settled_.begin(),
                                 line.out->handler.settled_.end(), chunk) == 1;
       EXPECT_EQ(kept[i].retained, settled) << "either the lane has the bytes or the handler";

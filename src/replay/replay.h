@@ -1,7 +1,7 @@
 // replay: what would have happened under another plan, on another cluster.
 //
-// The replayer drives the runtime's own schedule objects (Readiness, Admission, Steps, Dispatch) in
-// simulated time, so that what is predicted is what the runtime would do. Only compute
+// The replayer drives the runtime's own schedule objects (Readiness, Admission, Steps, Dispatcher,
+// Receipts) in simulated time, so that what is predicted is what the runtime would do. Only compute
 // durations come from the trace; everything about communication comes from cost::Costs, the same
 // for replaying the recorded plan and for predicting another. A collective is a rendezvous:
 // waiting is a result, never an input.

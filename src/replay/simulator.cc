@@ -12,42 +12,29 @@
 namespace weft::replay {
 namespace {
 
+using schedule::Dispatcher;
+using schedule::Fifo;
+using schedule::Room;
 using trace::Kind;
 
 constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
-constexpr uint32_t kNoRoute = std::numeric_limits<uint32_t>::max();
-
-// First in, first out, without an allocation for each element.
-template <typename T>
-class Fifo {
- public:
-  bool empty() const { return head_ == items_.size(); }
-  T& front() { return items_[head_]; }
-  const T& operator[](size_t i) const { return items_[head_ + i]; }
-  void push(const T& item) { items_.push_back(item); }
-  void pop() {
-    if (++head_ == items_.size()) {
-      items_.clear();
-      head_ = 0;
-    } else if (head_ >= 256 && head_ * 2 > items_.size()) {
-      items_.erase(items_.begin(), items_.begin() + static_cast<ptrdiff_t>(head_));
-      head_ = 0;
-    }
-  }
-
- private:
-  std::vector<T> items_;
-  size_t head_ = 0;
-};
+constexpr uint32_t kNone = std::numeric_limits<uint32_t>::max();
 
 enum class What : uint8_t {
-  device,    // rank: its device is free, or what it waited for is there
-  handed,    // rank, a: layer, b: iteration: its gradients are handed over
-  reported,  // rank, a: bucket, b: iteration: rank 0 knows
-  begin,     // rank, a: operation
-  egress,    // rank: a packet may leave
-  arrived,   // a: lane, b: how many chunks are complete with this packet
-  absorb,    // a: lane: a chunk has been dealt with
+  device,     // rank: its device is free, or what it waited for is there
+  handed,     // rank, a: layer, b: iteration: its gradients are handed over
+  reported,   // rank, a: bucket, b: iteration: rank 0 knows
+  begin,      // rank, a: operation
+  ended,      // a: operation, on rank 0
+  turn,       // rank: the last turn was cut short
+  egress,     // rank: a packet may leave
+  arrived,    // a: lane, b: how many chunks are complete with this packet
+  absorb,     // a: lane: a chunk has been dealt with
+  patience,   // rank: those who wait for receipts have waited long enough
+  receipt,    // rank, a: lane, b: how many chunks it tells of: it has come back
+  receipted,  // rank: it reads those that have come
+  breaks,     // a: one of those that break
+  returns,    // a: one of these: it is open again
 };
 
 struct Event {
@@ -69,11 +56,14 @@ struct QueuedChunk {
   uint32_t bytes;  // with header
   int64_t taken;   // when the lane took it
   uint64_t message;
+  bool wants_receipt;
 };
 
 struct Lane {
   uint32_t from = 0, to = 0;
-  uint16_t index = 0;        // among those from the one to the other
+  uint16_t index = 0;  // among those from the one to the other
+  bool broken = false;
+  double flow = 0;           // most bytes a nanosecond
   double unsent = 0;         // in the socket, not yet given to the network's queue
   double held = 0;           // rest of a chunk that the socket did not take
   bool blocked = false;      // the socket has no room until half of it is sent
@@ -86,6 +76,8 @@ struct Lane {
   QueuedChunk rest{};        // blocked: the chunk of which `held` bytes are left
   int64_t ready = 0;         // the cap of a flow allows the next packet
   int64_t filled = 0;        // the thread put its last bytes here at this time
+  schedule::Receipts receipts;
+  uint64_t receipted = 0;  // chunks, by receipts that have left
 };
 
 struct Early {
@@ -96,15 +88,15 @@ struct Early {
 struct Running {
   std::optional<schedule::Steps> steps;
   int64_t begun = 0;
+  bool ended = false;
+  size_t to_receive = 0;
   std::vector<Early> early;  // arrived before the operation began here
 };
 
-// The lanes from one rank to another, and what waits for them. There is one once it is needed.
-struct Route {
-  uint32_t first_lane = 0;
-  uint32_t next_to_fill = 0;
-  uint32_t refused = 0;  // lanes in a row that had no room
-  schedule::Dispatch dispatch;
+// A receipt that has come: so many chunks of a lane have arrived.
+struct Unread {
+  uint32_t lane;
+  uint32_t chunks;
 };
 
 // One thing that a device does, after everything in `needs` is summed for the step before.
@@ -124,14 +116,19 @@ struct Device {
 };
 
 struct Host {
-  std::deque<Route> routes;        // stays where it is while others are made
-  std::vector<uint32_t> route_to;  // by rank
-  size_t next_route = 0;
-  std::vector<uint32_t> lanes;  // of all routes
+  Dispatcher dispatcher;
+  std::vector<std::vector<uint32_t>> lanes_to;  // by rank, by number; made when first needed
+  std::vector<uint32_t> lanes;                  // all of these
+  std::vector<uint32_t> incoming;
   size_t next_to_send = 0;
   int64_t link_ready = 0;
   int64_t ingress_ready = 0;
   int64_t egress_at = kNever;
+  int64_t turn_at = kNever;
+  int64_t patience_ends = 0;
+  bool patience_is_watched = false;
+  Fifo<Unread> unread;
+  schedule::Owed owed;
   int64_t thread_free = 0;
   std::vector<int64_t> workers_free;  // empty: the thread serves the sockets itself
   uint64_t next_message = 0;
@@ -144,12 +141,13 @@ class Simulator {
  public:
   Simulator(const Job& job, const schedule::Layout& layout,
             const std::vector<schedule::Algorithm>& algorithms, const Network& network,
-            Recording* recording)
+            Recording* recording, const Witness& witness)
       : job_(job),
         layout_(layout),
         algorithms_(algorithms),
         network_(network),
         recording_(recording),
+        witness_(witness),
         admission_(layout, job.ranks),
         unsent_limit_(cost::unsent_limit(layout.chunk_elements * schedule::kElementBytes)) {
     make_program();
@@ -162,7 +160,7 @@ class Simulator {
     for (uint32_t r = 0; r < job.ranks; ++r) {
       readiness_.emplace_back(layout);
       Host& host = hosts_.emplace_back();
-      host.route_to.assign(job.ranks, kNoRoute);
+      host.lanes_to.resize(job.ranks);
       host.workers_free.assign(network.lane_workers, 0);
       host.running.resize(operations);
       host.steps_done.assign(job.model->tensors.size(), 0);
@@ -177,6 +175,12 @@ class Simulator {
 
   Simulated run() {
     for (uint32_t r = 0; r < job_.ranks; ++r) push(0, What::device, r);
+    for (uint32_t i = 0; i < network_.odd_lanes.size(); ++i) {
+      const OddLane& odd = network_.odd_lanes[i];
+      if (odd.breaks_ns < 0) continue;
+      push(odd.breaks_ns, What::breaks, odd.from, i);
+      push(odd.returns_ns, What::returns, odd.from, i);
+    }
     while (!events_.empty()) {
       Event event = events_.top();
       events_.pop();
@@ -269,6 +273,8 @@ class Simulator {
       case What::handed: return handed(r, event.a, event.b);
       case What::reported: return reported(r, event.a, event.b);
       case What::begin: return begin(r, event.a);
+      case What::ended: return ended(event.a);
+      case What::turn: hosts_[r].turn_at = kNever; return turn(r);
       case What::egress:
         if (event.at == hosts_[r].egress_at) {
           hosts_[r].egress_at = kNever;
@@ -276,7 +282,12 @@ class Simulator {
         }
         return;
       case What::arrived: return arrived(lanes_[event.a], event.a, event.b);
-      case What::absorb: return absorb(lanes_[event.a]);
+      case What::absorb: return absorb(event.a);
+      case What::patience: return end_of_patience(r);
+      case What::receipt: return receipt(event.a, event.b);
+      case What::receipted: return read_receipts(r);
+      case What::breaks: return breaks(network_.odd_lanes[event.a]);
+      case What::returns: return returns(network_.odd_lanes[event.a]);
     }
   }
 
@@ -419,97 +430,135 @@ class Simulator {
   void begin(uint32_t r, uint32_t operation) {
     Host& host = hosts_[r];
     Running& running = host.running[operation];
+    saw({Seen::What::begins, r, 0, 0, operation});
     running.begun = now_;
     running.steps.emplace(program_of(r, operation));
+    running.to_receive = running.steps->program().receives().size();
     allowed_.clear();
     running.steps->start(allowed_);
     offer(r, operation);
     for (const Early& early : std::exchange(running.early, {})) take_in(r, operation, early);
     if (running.steps) finish_if_done(r, operation);
-    fill_lanes(r);
+    turn(r);
+    tell_arrivals(r, false);
   }
 
-  // Hands what is in allowed_ to the routes.
+  // Hands what is in allowed_ to the dispatcher.
   void offer(uint32_t r, uint32_t operation) {
     int64_t priority = layout_.buckets[piece_of(operation).bucket].priority;
     const schedule::Program& program = hosts_[r].running[operation].steps->program();
-    for (uint32_t send : allowed_)
-      route(r, program.sends()[send].peer).dispatch.push({priority, operation, send});
+    for (uint32_t send : allowed_) {
+      const schedule::Send& what = program.sends()[send];
+      connect(r, what.peer);
+      hosts_[r].dispatcher.offer(what.peer,
+                                 {priority, operation, send,
+                                  static_cast<uint32_t>(what.elements * schedule::kElementBytes)});
+    }
     allowed_.clear();
   }
 
-  Route& route(uint32_t r, uint32_t to) {
-    Host& host = hosts_[r];
-    uint32_t& index = host.route_to[to];
-    if (index == kNoRoute) {
-      index = static_cast<uint32_t>(host.routes.size());
-      Route& made = host.routes.emplace_back();
-      made.first_lane = static_cast<uint32_t>(lanes_.size());
-      for (uint32_t i = 0; i < layout_.lanes; ++i) {
-        host.lanes.push_back(static_cast<uint32_t>(lanes_.size()));
-        Lane& lane = lanes_.emplace_back();
-        lane.from = r;
-        lane.to = to;
-        lane.index = static_cast<uint16_t>(i);
-      }
-    }
-    return host.routes[index];
+  void connect(uint32_t r, uint32_t to) {
+    std::vector<uint32_t>& lanes = hosts_[r].lanes_to[to];
+    if (!lanes.empty()) return;
+    hosts_[r].dispatcher.connect(to, static_cast<uint16_t>(layout_.lanes));
+    lanes.assign(layout_.lanes, kNone);
+    for (uint32_t number = 0; number < layout_.lanes; ++number)
+      open_lane(r, to, static_cast<uint16_t>(number));
+  }
+
+  void open_lane(uint32_t r, uint32_t to, uint16_t number) {
+    auto index = static_cast<uint32_t>(lanes_.size());
+    hosts_[r].lanes_to[to][number] = index;
+    hosts_[r].lanes.push_back(index);
+    hosts_[to].incoming.push_back(index);
+    Lane& lane = lanes_.emplace_back();
+    lane.from = r;
+    lane.to = to;
+    lane.index = number;
+    lane.flow = network_.flow_bytes_per_ns;
+    for (const OddLane& odd : network_.odd_lanes)
+      if (odd.from == r && odd.to == to && odd.lane == number)
+        lane.flow = std::min(lane.flow, odd.bytes_per_ns);
+  }
+
+  void breaks(const OddLane& odd) {
+    Host& host = hosts_[odd.from];
+    if (host.lanes_to[odd.to].empty()) return;
+    uint32_t index = std::exchange(host.lanes_to[odd.to][odd.lane], kNone);
+    if (index == kNone) return;
+    saw({Seen::What::breaks, odd.from, odd.to, odd.lane});
+    lanes_[index].broken = true;
+    std::erase(host.lanes, index);
+    std::erase(hosts_[odd.to].incoming, index);
+    if (host.next_to_send >= host.lanes.size()) host.next_to_send = 0;
+    host.dispatcher.broke(odd.to, odd.lane);
+    turn(odd.from);
+  }
+
+  void returns(const OddLane& odd) {
+    Host& host = hosts_[odd.from];
+    if (host.lanes_to[odd.to].empty() || host.lanes_to[odd.to][odd.lane] != kNone) return;
+    saw({Seen::What::returns, odd.from, odd.to, odd.lane});
+    open_lane(odd.from, odd.to, odd.lane);
+    turn(odd.from);
   }
 
   // ---- sending -----------------------------------------------------------------------------
 
-  // As the engine does: peers in turn, a chunk each, and for each peer round and round over its
-  // lanes, while there is room.
-  void fill_lanes(uint32_t r) {
+  Room room_of(const Host& host, uint32_t to, uint16_t number) const {
+    uint32_t index = host.lanes_to[to][number];
+    if (index == kNone || lanes_[index].blocked) return Room::none;
+    return host.workers_free.empty() ? Room::connection : Room::worker;
+  }
+
+  // What the engine does after each thing that happened to it.
+  void turn(uint32_t r) {
     Host& host = hosts_[r];
-    for (Route& route : host.routes) route.refused = 0;
+    saw({Seen::What::turn, r});
+    host.dispatcher.begin_turn();
     bool filled = false;
-    for (size_t idle = 0; idle < host.routes.size();) {
-      Route& route = host.routes[host.next_route];
-      host.next_route = (host.next_route + 1) % host.routes.size();
-      bool took = fill_one(route);
-      idle = took ? 0 : idle + 1;
-      filled |= took;
+    auto room = [&](uint32_t to, uint16_t number) { return room_of(host, to, number); };
+    while (auto next = host.dispatcher.next(room)) {
+      take(r, *next);
+      filled = true;
+    }
+    // What has arrived meanwhile comes before the next turn.
+    if (host.dispatcher.cut_short() && host.turn_at == kNever) {
+      host.turn_at = std::max(now_, host.thread_free);
+      push(host.turn_at, What::turn, r);
     }
     if (filled) wake_egress(r);
   }
 
-  bool fill_one(Route& route) {
-    while (!route.dispatch.empty() && route.refused < layout_.lanes) {
-      uint32_t index = route.first_lane + route.next_to_fill;
-      route.next_to_fill = (route.next_to_fill + 1) % layout_.lanes;
-      if (lanes_[index].blocked) {
-        ++route.refused;
-        continue;
-      }
-      take(route, lanes_[index]);
-      route.refused = lanes_[index].blocked ? route.refused + 1 : 0;
-      return true;
-    }
-    return false;
-  }
-
-  void take(Route& route, Lane& lane) {
-    Host& host = hosts_[lane.from];
-    auto entry = route.dispatch.pop();
-    auto operation = static_cast<uint32_t>(entry->operation);
-    const schedule::Send& send = host.running[operation].steps->program().sends()[entry->send];
-    auto bytes =
-        static_cast<uint32_t>(send.elements * schedule::kElementBytes + cost::kHeaderBytes);
+  void take(uint32_t r, const Dispatcher::HandOver& what) {
+    Host& host = hosts_[r];
+    Lane& lane = lanes_[host.lanes_to[what.peer][what.lane]];
+    auto operation = static_cast<uint32_t>(what.chunk.operation);
+    auto bytes = static_cast<uint32_t>(what.chunk.bytes + cost::kHeaderBytes);
     int64_t there = now_;
     if (network_.copy_ns_per_byte > 0)
       there = work(host.thread_free, now_, network_.copy_ns_per_byte * bytes);
     lane.filled = work(server_of(host, lane), there,
                        network_.send_ns_per_chunk + network_.send_ns_per_byte * bytes);
     if (lane.chunks.empty()) lane.head_left = bytes;
-    QueuedChunk chunk{operation, entry->send, send.id, bytes, now_, host.next_message++};
+    // One that goes again may be of an operation that has ended here.
+    const std::optional<schedule::Steps>& steps = host.running[operation].steps;
+    const schedule::Program& program = steps ? steps->program() : *program_of(r, operation);
+    schedule::ChunkId id = program.sends()[what.chunk.send].id;
+    QueuedChunk chunk{operation, what.chunk.send, id, bytes, now_, host.next_message++, !what.keep};
     lane.chunks.push(chunk);
     lane.held = bytes;
-    give_to_socket(lane, chunk);
+    bool whole = give_to_socket(lane);
+    saw({Seen::What::hands_over, r, what.peer, what.lane, operation, id, whole ? 1u : 0u});
+    if (whole)
+      left(lane, chunk);
+    else
+      lane.rest = chunk;
   }
 
-  // The socket takes segments while less than its limit is unsent.
-  void give_to_socket(Lane& lane, const QueuedChunk& chunk) {
+  // The socket takes segments while less than its limit is unsent. True when it has taken the whole
+  // chunk.
+  bool give_to_socket(Lane& lane) const {
     while (lane.held > 0 && lane.unsent < unsent_limit_) {
       double segment = std::min(lane.held, network_.packet_bytes);
       lane.held -= segment;
@@ -517,16 +566,21 @@ class Simulator {
       make_packets(lane);
     }
     lane.blocked = lane.held > 0;
-    if (lane.blocked) {
-      lane.rest = chunk;
-      return;
-    }
-    Running& running = hosts_[lane.from].running[chunk.operation];
+    return !lane.blocked;
+  }
+
+  void left(const Lane& lane, const QueuedChunk& chunk) {
     if (recording_ != nullptr)
       recording_->sent(lane.from, lane.to, lane.index, recorded(chunk), chunk.taken,
                        std::max(now_, lane.filled));
-    running.steps->sent(chunk.send);
-    finish_if_done(lane.from, chunk.operation);
+    settle(lane.from, hosts_[lane.from].dispatcher.left(lane.to, lane.index));
+  }
+
+  void settle(uint32_t r, const std::optional<Dispatcher::Settled>& settled) {
+    if (!settled || !settled->first) return;
+    auto operation = static_cast<uint32_t>(settled->chunk.operation);
+    hosts_[r].running[operation].steps->sent(settled->chunk.send);
+    finish_if_done(r, operation);
   }
 
   Recording::Chunk recorded(const QueuedChunk& chunk) const {
@@ -585,7 +639,7 @@ class Simulator {
     Host& host = hosts_[lane.from];
     double bytes = lane.packets.front();
     lane.packets.pop();
-    double link = network_.link_bytes_per_ns, flow = network_.flow_bytes_per_ns;
+    double link = network_.link_bytes_per_ns, flow = lane.flow;
     auto from = [&](int64_t ready, double burst, double rate) {
       return std::max(ready, now_ - static_cast<int64_t>(burst / rate));
     };
@@ -618,14 +672,17 @@ class Simulator {
     make_packets(lane);
     if (lane.blocked && 2 * lane.unsent < unsent_limit_) {
       lane.filled = std::max(now_, server_of(host, lane));
-      give_to_socket(lane, QueuedChunk(lane.rest));
-      if (!lane.blocked) fill_lanes(lane.from);
+      if (!give_to_socket(lane)) return;
+      saw({Seen::What::room, lane.from, lane.to, lane.index});
+      left(lane, lane.rest);
+      turn(lane.from);
     }
   }
 
   // ---- receiving ---------------------------------------------------------------------------
 
   void arrived(Lane& lane, uint32_t index, uint32_t chunks) {
+    if (lane.broken) return;
     Host& host = hosts_[lane.to];
     for (uint32_t i = 0; i < chunks; ++i) {
       double bytes = lane.flying[lane.landed++].bytes;
@@ -637,27 +694,98 @@ class Simulator {
     }
   }
 
-  void absorb(Lane& lane) {
+  void absorb(uint32_t index) {
+    Lane& lane = lanes_[index];
+    if (lane.broken) return;
     QueuedChunk chunk = lane.flying.front();
     lane.flying.pop();
     --lane.landed;
     uint32_t r = lane.to;
+    Host& host = hosts_[r];
+    saw({Seen::What::arrives, r, lane.from, lane.index, chunk.operation, chunk.id});
     if (recording_ != nullptr)
       recording_->received(r, lane.from, lane.index, recorded(chunk), now_, now_);
-    Running& running = hosts_[r].running[chunk.operation];
-    Early arriving{lane.from, chunk.id};
-    if (!running.steps) {
-      running.early.push_back(arriving);
-      return;
+    lane.receipts.arrived(chunk.bytes - cost::kHeaderBytes, chunk.wants_receipt);
+    // A worker tells at once; the engine's thread, when it is worth it.
+    bool served = !host.workers_free.empty();
+    if (chunk.wants_receipt && !served && host.owed.wanted()) {
+      host.patience_ends = now_ + schedule::kReceiptPatience.count;
+      if (!std::exchange(host.patience_is_watched, true))
+        push(host.patience_ends, What::patience, r);
     }
-    take_in(r, chunk.operation, arriving);
-    fill_lanes(r);
+    Running& running = host.running[chunk.operation];
+    Early arriving{lane.from, chunk.id};
+    if (running.steps)
+      take_in(r, chunk.operation, arriving);
+    else if (!running.ended)
+      running.early.push_back(arriving);
+    turn(r);
+    if (lane.receipts.due(served)) send_receipt(index);
+    tell_arrivals(r, false);
+  }
+
+  // ---- receipts ----------------------------------------------------------------------------
+
+  // One event watches over a rank; most receipts are sent before it comes.
+  void end_of_patience(uint32_t r) {
+    Host& host = hosts_[r];
+    host.patience_is_watched = host.owed.any() && now_ < host.patience_ends;
+    if (host.patience_is_watched)
+      push(host.patience_ends, What::patience, r);
+    else
+      tell_arrivals(r, true);
+  }
+
+  void tell_arrivals(uint32_t r, bool out_of_patience) {
+    Host& host = hosts_[r];
+    if (!host.owed.due(out_of_patience)) return;
+    for (uint32_t index : host.incoming)
+      if (lanes_[index].receipts.due(true)) send_receipt(index);
+  }
+
+  // A few bytes, which cost time only.
+  void send_receipt(uint32_t index) {
+    Lane& lane = lanes_[index];
+    uint64_t chunks = lane.receipts.take();
+    int64_t leaves = work(server_of(hosts_[lane.to], lane), now_, 0);
+    push(leaves + network_.latency_ns, What::receipt, lane.from, index,
+         static_cast<uint32_t>(chunks - std::exchange(lane.receipted, chunks)));
+  }
+
+  // Read when the thread is free, together with those that came until then.
+  void receipt(uint32_t index, uint32_t chunks) {
+    Lane& lane = lanes_[index];
+    Host& host = hosts_[lane.from];
+    bool first = host.unread.empty();
+    host.unread.push({index, chunks});
+    if (!first) return;
+    int64_t read = work(server_of(host, lane), now_, 0);
+    if (read > now_)
+      push(read, What::receipted, lane.from);
+    else
+      read_receipts(lane.from);
+  }
+
+  void read_receipts(uint32_t r) {
+    for (Fifo<Unread>& unread = hosts_[r].unread; !unread.empty(); unread.pop())
+      receipted(lanes_[unread.front().lane], unread.front().chunks);
+  }
+
+  void receipted(const Lane& lane, uint32_t chunks) {
+    if (lane.broken) return;
+    saw({Seen::What::receipt, lane.from, lane.to, lane.index, 0, {}, chunks});
+    for (uint32_t i = 0; i < chunks; ++i)
+      settle(lane.from, hosts_[lane.from].dispatcher.receipted(lane.to, lane.index));
+    turn(lane.from);
   }
 
   void take_in(uint32_t r, uint32_t operation, const Early& arriving) {
-    schedule::Steps& steps = *hosts_[r].running[operation].steps;
+    Running& running = hosts_[r].running[operation];
+    schedule::Steps& steps = *running.steps;
     auto receive = steps.program().find(arriving.from, arriving.id);
     WEFT_CHECK(receive.has_value());
+    if (!steps.is_due(*receive)) return;  // it was sent again for nothing
+    if (--running.to_receive == 0) hosts_[r].owed.received_all();
     if (!steps.take(*receive)) return;
     due_.assign(1, *receive);
     while (!due_.empty()) {
@@ -679,6 +807,8 @@ class Simulator {
     Running& running = host.running[operation];
     if (!running.steps || !running.steps->finished()) return;
     running.steps.reset();
+    running.ended = true;
+    saw({Seen::What::finishes, r, 0, 0, operation});
     const schedule::Piece& piece = piece_of(operation);
     if (recording_ != nullptr)
       recording_->operation(r, operation, piece, iteration_of_[operation], running.begun, now_);
@@ -687,11 +817,14 @@ class Simulator {
         host.pieces_left[t] = pieces_of_[t];
         sum_is_there(r, t, iteration_of_[operation]);
       }
-    if (r == 0) {
-      auto returned = admission_.finished(operation);
-      WEFT_CHECK(returned.ok());
-      admit();
-    }
+    // Its credit returns when the turn in which it ended is over.
+    if (r == 0) push(now_, What::ended, 0, operation);
+  }
+
+  void ended(uint32_t operation) {
+    auto returned = admission_.finished(operation);
+    WEFT_CHECK(returned.ok());
+    admit();
   }
 
   void sum_is_there(uint32_t r, uint32_t tensor, uint32_t iteration) {
@@ -702,11 +835,16 @@ class Simulator {
     if (devices_[r].waiting) push(now_ + network_.wake_up_ns, What::device, r);
   }
 
+  void saw(const Seen& what) const {
+    if (witness_) witness_(what);
+  }
+
   const Job& job_;
   const schedule::Layout& layout_;
   const std::vector<schedule::Algorithm>& algorithms_;
   const Network& network_;
   Recording* recording_;
+  const Witness& witness_;
   schedule::Admission admission_;
   std::vector<schedule::Readiness> readiness_;
   double unsent_limit_;
@@ -719,7 +857,7 @@ class Simulator {
   std::vector<uint32_t> allowed_;   // sends, by a receive
   std::vector<uint32_t> due_;       // receives, by another
   std::vector<Host> hosts_;
-  std::deque<Lane> lanes_;  // of all routes of all hosts
+  std::deque<Lane> lanes_;  // of all hosts; those that broke stay
   std::vector<Device> devices_;
   std::vector<int64_t> cores_;          // when each is free; empty: every rank has enough
   std::vector<uint32_t> iteration_of_;  // by operation
@@ -735,8 +873,8 @@ class Simulator {
 
 Simulated simulate(const Job& job, const schedule::Layout& layout,
                    const std::vector<schedule::Algorithm>& algorithms, const Network& network,
-                   Recording* recording) {
-  return Simulator(job, layout, algorithms, network, recording).run();
+                   Recording* recording, const Witness& witness) {
+  return Simulator(job, layout, algorithms, network, recording, witness).run();
 }
 
 }  // namespace weft::replay

@@ -1,6 +1,7 @@
 // One simulated run: the schedule's objects driven by an event queue instead of sockets.
 #pragma once
 
+#include <functional>
 #include <limits>
 #include <span>
 #include <vector>
@@ -9,6 +10,15 @@
 #include "weft/schedule.h"
 
 namespace weft::replay {
+
+// A lane that is not like the others.
+struct OddLane {
+  uint32_t from = 0, to = 0;
+  uint16_t lane = 0;
+  double bytes_per_ns = std::numeric_limits<double>::infinity();
+  int64_t breaks_ns = -1;  // negative: never
+  int64_t returns_ns = 0;
+};
 
 // What communication costs, in real bytes and wall nanoseconds.
 struct Network {
@@ -34,6 +44,7 @@ struct Network {
   uint32_t cores = 1;
   bool shared_processor = false;  // one machine's cores for all ranks; otherwise each has its own
   bool free = false;              // sums are there as soon as all gradients are
+  std::vector<OddLane> odd_lanes;
 };
 
 // What the devices do. One program for all ranks; durations differ.
@@ -49,6 +60,29 @@ struct Job {
 // Events of a simulated run, as a run records them; see recording.cc.
 class Recording;
 
+// What happens to a rank, and what it does then, in order: so that an engine can be let live
+// through the same.
+struct Seen {
+  enum class What : uint8_t {
+    begins,      // operation
+    arrives,     // operation, id: from peer over lane
+    room,        // lane to peer: the rest of its last chunk has left
+    receipt,     // lane to peer: so many chunks more have arrived
+    breaks,      // lane to peer
+    returns,     // the same
+    turn,        // it sends what it can
+    hands_over,  // operation, id: to peer over lane; chunks: 1 if it left whole at once
+    finishes,    // operation
+  } what;
+  uint32_t rank = 0;
+  uint32_t peer = 0;
+  uint16_t lane = 0;
+  uint32_t operation = 0;
+  schedule::ChunkId id = {};
+  uint32_t chunks = 0;
+};
+using Witness = std::function<void(const Seen&)>;
+
 struct Simulated {
   std::vector<std::vector<int64_t>> starts;  // by rank: start of each iteration, and of one more
   std::vector<uint32_t> order;               // pieces, in the common order
@@ -56,9 +90,10 @@ struct Simulated {
   double processor_busy = 0;  // share of the cores that served lanes, 0 to 1
 };
 
-// Runs `job` under `layout` on `network`; `algorithms` has one a piece. `recording` may be null.
+// Runs `job` under `layout` on `network`; `algorithms` has one a piece. `recording` may be null,
+// and `witness` empty.
 Simulated simulate(const Job& job, const schedule::Layout& layout,
                    const std::vector<schedule::Algorithm>& algorithms, const Network& network,
-                   Recording* recording);
+                   Recording* recording, const Witness& witness = {});
 
 }  // namespace weft::replay

@@ -233,7 +233,7 @@ inline Scene scene_of(uint64_t seed) {
   scene.plan.lanes = 1 + static_cast<uint32_t>(rng.below(4));
   // Up to four times of what a lane keeps until its receipt, with operations that need several.
   scene.plan.chunk = kib(uint64_t{4} << rng.below(7));
-  uint64_t largest = uint64_t{1} << (scene.plan.chunk > Bytes{lane::kRetainedBytes} ? 18 : 15);
+  uint64_t largest = uint64_t{1} << (scene.plan.chunk > Bytes{schedule::kKeptBytes} ? 18 : 15);
   scene.plan.bucket_rule.first = kib(1 + rng.below(64));
   scene.plan.bucket_rule.size = kib(1 + rng.below(256));
   if (rng.below(2) == 0) scene.plan.partition = kib(4 + rng.below(64));

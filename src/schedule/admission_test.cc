@@ -183,19 +183,5 @@ TEST(Admission, never_hangs_and_never_holds_up_an_urgent_tensor_by_more_than_the
   }
 }
 
-TEST(Dispatch, gives_the_most_urgent_chunk_to_whoever_asks) {
-  Dispatch dispatch;
-  dispatch.push({5, 1, 0});
-  dispatch.push({5, 0, 9});
-  dispatch.push({5, 0, 3});
-  dispatch.push({2, 9, 0});
-  std::vector<std::tuple<int64_t, uint64_t, uint32_t>> order;
-  while (auto entry = dispatch.pop())
-    order.emplace_back(entry->priority, entry->operation, entry->send);
-  using Order = decltype(order);
-  EXPECT_EQ(order, (Order{{2, 9, 0}, {5, 0, 3}, {5, 0, 9}, {5, 1, 0}}));
-  EXPECT_FALSE(dispatch.pop());
-}
-
 }  // namespace
 }  // namespace weft::schedule

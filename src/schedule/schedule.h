@@ -1,9 +1,9 @@
 // schedule: what is decided, apart from what is done.
 //
 // Which tensors travel together, in which pieces, which piece starts next, which chunk may be
-// sent now: pure state machines with no clock, thread or socket. The runtime drives them with
-// real messages, the replayer drives the same objects with simulated time, so a prediction is
-// of what the runtime does. docs/schedule.md tells who decides what, and when.
+// sent now and which lane takes it: pure state machines with no clock, thread or socket. The
+// runtime drives them with real messages, the replayer drives the same objects with simulated time,
+// so a prediction is of what the runtime does. docs/schedule.md tells who decides what, and when.
 //
 //   Plan x tensors ──► Layout: buckets, cut into pieces
 //   gradient ready ──► Readiness (each rank) ──bucket complete──► Admission (rank 0)
@@ -12,7 +12,8 @@
 //                                  one common order of operations, told to all ranks
 //                                                      │
 //                                                      ▼
-//   each rank: Steps of a Program (which chunk may go) ──► Dispatch (most urgent) ──► any free lane
+//   each rank: Steps of a Program (which chunk may go) ──► Dispatcher (the most urgent one, to which
+//              peer, over which lane; when it is settled) ──► the lane does as it is told
 //
 // Sizes are elements (fp32) of the job as it runs. Threads: one at a time per object.
 #pragma once
@@ -25,6 +26,7 @@
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "weft/cost.h"
@@ -398,32 +400,214 @@ class Steps {
   uint64_t to_receive_ = 0;
 };
 
-// ---- one rank: which chunk next -----------------------------------------------------------
+// ---- one rank: which chunk next, over which lane ---------------------------------------------
 
-// Chunks that may be sent to one peer, most urgent first. A lane that has room takes the front;
-// no chunk belongs to a lane before that, so a slow lane slows only what it already took.
-class Dispatch {
+// First in, first out, without an allocation for each element.
+template <typename T>
+class Fifo {
  public:
-  struct Entry {
-    int64_t priority = 0;
-    uint64_t operation = 0;  // in the order in which they were started
-    uint32_t send = 0;       // index in the operation's program
-    ChunkId id{};            // what that send is called on the wire
+  bool empty() const { return head_ == items_.size(); }
+  T& front() { return items_[head_]; }
+  T& operator[](size_t i) { return items_[head_ + i]; }
+  void push(const T& item) { items_.push_back(item); }
+  void pop() {
+    if (++head_ == items_.size()) {
+      items_.clear();
+      head_ = 0;
+    } else if (head_ >= 256 && head_ * 2 > items_.size()) {
+      items_.erase(items_.begin(), items_.begin() + static_cast<ptrdiff_t>(head_));
+      head_ = 0;
+    }
+  }
+
+ private:
+  std::vector<T> items_;
+  size_t head_ = 0;
+};
+
+// A chunk that may be sent. Wanted in the order of priority, operation, place in its program.
+struct Chunk {
+  int64_t priority = 0;
+  uint64_t operation = 0;  // in the order in which they were started
+  uint32_t send = 0;       // index in the operation's program
+  uint32_t bytes = 0;      // of payload
+};
+
+// What a lane can do for a chunk now.
+enum class Room : uint8_t {
+  none,        // it is full, not open yet, or broken
+  connection,  // it may break with what it carries, and can keep copies until it knows better
+  memory,      // that the peer shares: what is there has arrived
+  worker,      // serves a connection for this rank, and keeps no copies
+};
+
+// A chunk up to this size is kept by its lane until it is known to have arrived; a larger one is
+// sent again from where it lies, so its operation waits for the receipt.
+inline constexpr uint32_t kKeptBytes = 64u << 10;
+
+// Which chunk goes next, to which peer, over which of its lanes; and when a chunk that went is
+// settled, so that its operation need not wait for it any more. Peers take turns, a chunk each, in
+// the order of their ranks; of a peer's lanes the next one with room takes its most urgent chunk.
+// No chunk belongs to a lane before that, so a slow lane slows only what it has taken. What a lane
+// that broke may not have delivered goes first.
+//
+// A turn is what a rank hands over before it looks at what has arrived: at most kRounds chunks a
+// lane to each peer, because on a fast path there is always room.
+class Dispatcher {
+ public:
+  static constexpr uint32_t kRounds = 4;
+
+  struct HandOver {
+    uint32_t peer = 0;
+    uint16_t lane = 0;    // its number among the peer's
+    uint64_t ticket = 0;  // names this chunk until it has arrived, also when it is sent again
+    Chunk chunk;
+    bool again = false;  // its lane broke
+    bool keep = false;   // the lane keeps a copy until the receipt
   };
-  void push(const Entry& entry);
-  std::optional<Entry> pop();
-  bool empty() const { return queue_.empty(); }
-  size_t size() const { return queue_.size(); }
+  // The place from which a chunk was sent is free. `first`: its operation may count it as sent; it
+  // was not told so before.
+  struct Settled {
+    uint64_t ticket = 0;
+    Chunk chunk;
+    bool first = true;
+  };
+
+  // A peer has so many lanes, open or not. Told once for each peer, before anything is offered.
+  void connect(uint32_t peer, uint16_t lanes);
+  void offer(uint32_t peer, const Chunk& chunk);
+  // Forgets what was offered of an operation. REQUIRES: nothing of it was handed over.
+  void withdraw(uint64_t operation);
+  bool waiting() const { return waiting_ > 0; }
+
+  void begin_turn();
+  // The next chunk to hand over in this turn; the caller does so at once. Call until it returns
+  // nothing. `room(peer, lane)` says what that lane can do now.
+  template <typename RoomOf>
+  std::optional<HandOver> next(RoomOf&& room);
+  // The turn has ended although there was room for more.
+  bool cut_short() const { return cut_short_; }
+
+  // The oldest chunk on this lane that had not left it has left whole.
+  std::optional<Settled> left(uint32_t peer, uint16_t lane);
+  // The oldest chunk on this lane has arrived.
+  std::optional<Settled> receipted(uint32_t peer, uint16_t lane);
+  // What the lane carried goes again, over any lane: these chunks, by their tickets, oldest first.
+  std::vector<std::pair<uint64_t, Chunk>> broke(uint32_t peer, uint16_t lane);
 
  private:
   struct Later {
-    bool operator()(const Entry& a, const Entry& b) const {
+    bool operator()(const Chunk& a, const Chunk& b) const {
       if (a.priority != b.priority) return a.priority > b.priority;
       if (a.operation != b.operation) return a.operation > b.operation;
       return a.send > b.send;
     }
   };
-  std::priority_queue<Entry, std::vector<Entry>, Later> queue_;
+  // A chunk that was handed over and may have to go again.
+  struct Carried {
+    uint64_t ticket;
+    Chunk chunk;
+    Room over;
+    bool keep;
+    bool settled;
+  };
+  struct Lane {
+    Fifo<Carried> carries;
+    size_t left = 0;  // of these
+  };
+  struct Peer {
+    uint32_t rank = 0;
+    std::vector<Lane> lanes;
+    uint32_t next_lane = 0;
+    std::priority_queue<Chunk, std::vector<Chunk>, Later> wanted;
+    Fifo<Carried> again;
+    // Of the turn in which it was looked at last.
+    uint64_t turn = 0;
+    uint32_t chunks_left = 0;
+    bool full = false;
+    bool empty() const { return wanted.empty() && again.empty(); }
+  };
+
+  Lane& lane_of(uint32_t peer, uint16_t lane);
+  HandOver hand_over(Peer& peer, uint16_t lane, Room room);
+
+  std::vector<Peer> peers_;         // by rank, ascending
+  std::vector<uint32_t> index_of_;  // by rank: into peers_
+  size_t next_peer_ = 0;            // into peers_: the first one after the last that was served
+  std::optional<uint32_t> served_;  // that one's rank
+  size_t waiting_ = 0;              // chunks, of all peers
+  uint64_t next_ticket_ = 0;
+  uint64_t turn_ = 0;
+  bool cut_short_ = false;
+};
+
+template <typename RoomOf>
+std::optional<Dispatcher::HandOver> Dispatcher::next(RoomOf&& room) {
+  if (waiting_ == 0) return std::nullopt;
+  for (size_t i = 0; i < peers_.size(); ++i) {
+    size_t index = next_peer_ + i < peers_.size() ? next_peer_ + i : next_peer_ + i - peers_.size();
+    Peer& peer = peers_[index];
+    if (peer.empty()) continue;
+    auto lanes = static_cast<uint32_t>(peer.lanes.size());
+    if (peer.turn != turn_) {
+      peer.turn = turn_;
+      peer.chunks_left = kRounds * lanes;
+      peer.full = false;
+    }
+    if (peer.full) continue;
+    for (uint32_t tried = 0; tried < lanes; ++tried) {
+      auto lane = static_cast<uint16_t>((peer.next_lane + tried) % lanes);
+      Room found = room(peer.rank, lane);
+      if (found == Room::none) continue;
+      if (peer.chunks_left == 0) {
+        cut_short_ = true;
+        break;
+      }
+      --peer.chunks_left;
+      next_peer_ = index + 1 < peers_.size() ? index + 1 : 0;
+      served_ = peer.rank;
+      return hand_over(peer, lane, found);
+    }
+    peer.full = true;
+  }
+  return std::nullopt;
+}
+
+// ---- one rank: when it tells what has arrived -------------------------------------------------
+
+// Of one lane, at its receiving end. Senders that keep a copy can wait until a receipt is worth
+// its bytes; others are told when their rank is asked to (Owed).
+class Receipts {
+ public:
+  void arrived(uint64_t bytes, bool wanted);
+  void want_all() { wanted_ = told_ < arrived_; }
+  // `asked`: those who wait are to be told now.
+  bool due(bool asked) const;
+  // Chunks that have arrived, of which all are told by this.
+  uint64_t take();
+
+ private:
+  uint64_t arrived_ = 0, told_ = 0;  // chunks
+  uint64_t bytes_ = 0;               // that were not told
+  bool wanted_ = false;
+};
+
+// Of all lanes of a rank: senders that wait are told when an operation has all that it receives,
+// because they may be waiting for nothing else, and otherwise after kReceiptPatience, so that one
+// receipt tells of many chunks.
+inline constexpr Nanos kReceiptPatience = Nanos::from_millis(1);
+class Owed {
+ public:
+  // A chunk has come whose sender waits. True if nobody waited before: patience begins here.
+  bool wanted() { return !std::exchange(owed_, true); }
+  void received_all() { all_ = true; }
+  bool any() const { return owed_; }
+  // Whether to tell now; nothing is owed then. Asked after each turn.
+  bool due(bool out_of_patience);
+
+ private:
+  bool owed_ = false;
+  bool all_ = false;
 };
 
 }  // namespace weft::schedule

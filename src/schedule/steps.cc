@@ -47,13 +47,4 @@ std::optional<uint32_t> Steps::waits_for() const {
   return std::nullopt;
 }
 
-void Dispatch::push(const Entry& entry) { queue_.push(entry); }
-
-std::optional<Dispatch::Entry> Dispatch::pop() {
-  if (queue_.empty()) return std::nullopt;
-  Entry front = queue_.top();
-  queue_.pop();
-  return front;
-}
-
 }  // namespace weft::schedule

@@ -78,8 +78,8 @@ class Server final : public ChunkHandler, net::Reactor::Handler {
   void sent(uint32_t lane, const ChunkHeader& header, uint64_t token, Moment when) override {
     tell(What::sent, lane, header, token, kNoBuffer, when);
   }
-  void settled(uint32_t lane, const ChunkHeader& header, uint64_t token) override {
-    tell(What::settled, lane, header, token, kNoBuffer, {});
+  void receipted(uint32_t lane, const ChunkHeader& header, uint64_t token) override {
+    tell(What::receipted, lane, header, token, kNoBuffer, {});
   }
   Result<Destination> arriving(uint32_t lane, const ChunkHeader& header, bool) override {
     if (header.length > facts_.buffer_bytes)
@@ -124,7 +124,6 @@ class Server final : public ChunkHandler, net::Reactor::Handler {
     auto lane = std::make_unique<Lane>(
         command.role, *reactor_, std::move(*socket), nullptr, command.lane, *this, clock_,
         command.unsent_limit, [this](uint32_t index, Error error) { broke(index, error); });
-    lane->keep_no_copies();
     lanes_[command.lane] = std::move(lane);
     tell(What::taken, command.lane, {}, 0, kNoBuffer, {});
   }

@@ -1,7 +1,7 @@
 // The memory between a process and one of its lane workers.
 //
 //   commands ──ring──►  worker      serve this; send this chunk; this buffer is free again
-//   events   ◄──ring──  worker      sent, settled, arrived, broken
+//   events   ◄──ring──  worker      sent, receipted, arrived, broken
 //   buffers             chunks on their way out and in
 //
 // One side writes a ring and the other reads it; a bell (eventfd) wakes a reader that sleeps. A
@@ -29,7 +29,7 @@ enum class What : uint8_t {
   refused,     // it could not take it: the owner still has it
   opened,      // out: the other end has answered
   sent,        // `buffer` of the command is free again
-  settled,
+  receipted,
   arrived,
   broken,  // buffers of its chunks are free again
   closed,  // the same

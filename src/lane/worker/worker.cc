@@ -195,7 +195,7 @@ bool Worker::makes_sense(const Message& event) const {
     case What::refused:
     case What::opened:
     case What::sent:
-    case What::settled:
+    case What::receipted:
     case What::broken:
     case What::closed: return true;
     case What::arrived:
@@ -282,8 +282,7 @@ void Worker::retire(Error why) {
   listener_.gone(*this, why);
 }
 
-std::optional<uint32_t> Worker::take_buffer() {
-  if (free_.empty()) return std::nullopt;
+uint32_t Worker::take_buffer() {
   uint32_t number = free_.back();
   free_.pop_back();
   return number;

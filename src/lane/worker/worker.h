@@ -43,7 +43,8 @@ class Worker final : public net::Reactor::Handler {
   Nanos processor_time() const { return Nanos{head().processor_ns.load()}; }
 
   // Send buffers. What a lane had when it was closed comes back when the worker says so.
-  std::optional<uint32_t> take_buffer();
+  bool has_buffer() const { return !free_.empty(); }
+  uint32_t take_buffer();  // REQUIRES: has_buffer()
   void give_back(uint32_t buffer) { free_.push_back(buffer); }
   void give_back_when_closed(uint32_t lane, std::vector<uint32_t> buffers);
 

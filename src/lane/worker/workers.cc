@@ -53,6 +53,7 @@ class ServedLane final : public LanePort {
   ~ServedLane() override;
   void hand_over(std::unique_ptr<net::Socket> socket);
 
+  schedule::Room room() const override;
   bool send_one() override;
   void resume() override;
   // Workers have copies only, so there is nothing to wait for: what is on its way out may still go.
@@ -233,17 +234,21 @@ void ServedLane::serve_here(const Error& why) {
   if (halted_) here_->halt();
 }
 
-bool ServedLane::send_one() {
-  if (here_) return here_->send_one();
-  if (broken_ || halted_ || !opened_) return false;
+schedule::Room ServedLane::room() const {
+  if (here_) return here_->room();
+  if (broken_ || halted_ || !opened_ || !worker_.has_buffer()) return schedule::Room::none;
   auto waiting = std::count_if(given_.begin(), given_.end(),
                                [](const Given& one) { return one.buffer != worker::kNoBuffer; });
-  if (waiting >= kAtATime) return false;
-  auto buffer = worker_.take_buffer();
-  if (!buffer) return false;
+  return waiting < kAtATime ? schedule::Room::worker : schedule::Room::none;
+}
+
+bool ServedLane::send_one() {
+  if (here_) return here_->send_one();
+  if (room() == schedule::Room::none) return false;
+  uint32_t buffer = worker_.take_buffer();
   OutgoingChunk out;
   if (!owner_.handler.take(index_, out) || halted_) {
-    worker_.give_back(*buffer);
+    worker_.give_back(buffer);
     return false;
   }
   Message command;
@@ -251,14 +256,14 @@ bool ServedLane::send_one() {
   command.lane = number_;
   command.header = out.header;
   command.token = out.token;
-  command.buffer = *buffer;
-  std::byte* to = worker_.buffer(*buffer);
+  command.buffer = buffer;
+  std::byte* to = worker_.buffer(buffer);
   for (std::span<const std::byte> part : out.payload) {
     if (part.empty()) continue;
     std::memcpy(to, part.data(), part.size());
     to += part.size();
   }
-  given_.push_back({out.header, out.token, *buffer});
+  given_.push_back({out.header, out.token, buffer});
   worker_.push(command);
   return true;
 }
@@ -276,6 +281,7 @@ void ServedLane::give_back(Given& given) {
 }
 
 void ServedLane::handle(const Message& event) {
+  auto still_here = [](const Given& one) { return one.buffer != worker::kNoBuffer; };
   auto given = std::find_if(given_.begin(), given_.end(), [&](const Given& one) {
     return one.header.message == event.header.message;
   });
@@ -290,6 +296,10 @@ void ServedLane::handle(const Message& event) {
     case What::opened: opened_ = true; return;
     case What::sent: {
       if (given == given_.end()) return;
+      // Chunks leave and arrive in the order in which they were given: whoever settles them relies
+      // on that, and a process is not believed.
+      if (std::any_of(given_.begin(), given, still_here) || !still_here(*given))
+        return break_off(error(Code::peer_lost, "its worker tells of chunks out of their order"));
       give_back(*given);
       ++counters_.chunks_sent;
       counters_.bytes_sent += given->header.length + kChunkHeaderBytes;
@@ -297,12 +307,13 @@ void ServedLane::handle(const Message& event) {
       if (!halted_) owner_.handler.sent(index_, one.header, one.token, on_clock_of_owner(event));
       return;
     }
-    case What::settled: {
+    case What::receipted: {
       if (given == given_.end()) return;
-      give_back(*given);
+      if (given != given_.begin() || still_here(*given))
+        return break_off(error(Code::peer_lost, "its worker tells of chunks out of their order"));
       Given one = *given;
       given_.erase(given);
-      if (!halted_) owner_.handler.settled(index_, one.header, one.token);
+      if (!halted_) owner_.handler.receipted(index_, one.header, one.token);
       return;
     }
     case What::arrived:

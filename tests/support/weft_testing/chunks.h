@@ -17,6 +17,9 @@ inline std::vector<std::byte> noise(size_t size, uint64_t seed) {
   return out;
 }
 
+// Chunks up to this size are kept by the lane that they leave over.
+inline constexpr uint32_t kKept = 64u << 10;
+
 // Sends what is queued, keeps what arrives.
 class TestHandler final : public ChunkHandler {
  public:
@@ -32,14 +35,15 @@ class TestHandler final : public ChunkHandler {
     queue_.push_back({header, std::move(parts)});
   }
 
-  bool take(uint32_t lane, OutgoingChunk& out) override {
-    if (queue_.empty() || (only && *only != lane)) return false;
-    // Payload stays valid until settled(): by message, because lanes send at the same time.
+  bool take(uint32_t, OutgoingChunk& out) override {
+    if (queue_.empty()) return false;
+    // Payload stays valid until it is settled: by message, because lanes send at the same time.
     auto [place, inserted] =
         held_.emplace(queue_.front().header.message, std::move(queue_.front()));
     queue_.pop_front();
     out.header = place->second.header;
     out.token = out.header.message * 7;
+    out.keep = out.header.length <= kKept;
     for (auto& part : place->second.parts) out.payload.push_back(part);
     return true;
   }
@@ -50,14 +54,12 @@ class TestHandler final : public ChunkHandler {
     moments.push_back(when);
     sent_.push_back(header.chunk);
     ++sent_by_lane[lane];
+    if (!header.wants_receipt) settle(header);
   }
-  void settled(uint32_t, const ChunkHeader& header, uint64_t token) override {
+  void receipted(uint32_t, const ChunkHeader& header, uint64_t token) override {
     EXPECT_EQ(token, header.message * 7);
-    settled_.push_back(header.chunk);
-    // From here on the bytes may be anything.
-    for (auto& part : held_.at(header.message).parts)
-      std::fill(part.begin(), part.end(), std::byte{0xee});
-    held_.erase(header.message);
+    receipted_.push_back(header.chunk);
+    if (header.wants_receipt) settle(header);
   }
   Result<Destination> arriving(uint32_t, const ChunkHeader& header, bool can_stay) override {
     ++offers;
@@ -96,14 +98,13 @@ class TestHandler final : public ChunkHandler {
     std::vector<std::byte> payload;
   };
   std::vector<Arrived> arrived_;
-  std::vector<uint32_t> sent_, settled_;  // chunks, in order
-  std::vector<Moment> moments;            // of both
+  std::vector<uint32_t> sent_, settled_, receipted_;  // chunks, in order
+  std::vector<Moment> moments;                        // of what was sent and of what arrived
   std::map<uint32_t, size_t> sent_by_lane, arrived_by_lane;
   size_t offers = 0;
   size_t offered_in_place = 0;
   size_t in_place = 0;
   uint32_t first_unknown = 0xffffffff;
-  std::optional<uint32_t> only;  // the lane that may take chunks; absent: any
   bool refuse = false;
   bool prefer_in_place = true;
   std::function<void()> on_arrival;
@@ -111,6 +112,14 @@ class TestHandler final : public ChunkHandler {
   size_t waiting() const { return queue_.size(); }
 
  private:
+  // From here on the bytes may be anything.
+  void settle(const ChunkHeader& header) {
+    settled_.push_back(header.chunk);
+    for (auto& part : held_.at(header.message).parts)
+      std::fill(part.begin(), part.end(), std::byte{0xee});
+    held_.erase(header.message);
+  }
+
   struct Queued {
     ChunkHeader header;
     Parts parts;
