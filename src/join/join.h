@@ -26,7 +26,7 @@
 
 namespace weft::join {
 
-inline constexpr uint16_t kProtocol = 4;
+inline constexpr uint16_t kProtocol = 5;
 inline constexpr uint32_t kMaxControlBytes = 1u << 20;
 inline constexpr uint32_t kMaxRanks = 4096;
 inline constexpr size_t kMaxAgreement = 64;
