@@ -15,6 +15,7 @@
 #include <ctime>
 #include <deque>
 #include <mutex>
+#include <new>
 
 #include "weft/base.h"
 
@@ -87,6 +88,8 @@ class Output {
     write_waiting();
   }
 
+  void leave_out() { ++left_out_; }
+
   void flush(Nanos now) {
     write_waiting();
     if (waiting_.empty() && left_out_ > 0 && may_write(now)) {
@@ -112,7 +115,8 @@ class Output {
     waiting_.push_back(
         text("weft: %llu lines of the log were left out: they came faster than they "
              "were read, or more than %.0f in a second\n",
-             static_cast<unsigned long long>(std::exchange(left_out_, 0)), kLinesPerSecond));
+             static_cast<unsigned long long>(left_out_), kLinesPerSecond));
+    left_out_ = 0;
   }
 
   void write_waiting() {
@@ -178,23 +182,33 @@ void log_write(const char* module, Level level, const char* format, ...) {
   gmtime_r(&seconds, &parts);
   Log& log = the_log();
   std::lock_guard lock(log.mutex);
-  std::string line = text("%02d:%02d:%02d.%06d %s%s%s %s: %s", parts.tm_hour, parts.tm_min,
-                          parts.tm_sec, static_cast<int>(now.count / 1000 % 1'000'000),
-                          log.prefix.c_str(), log.prefix.empty() ? "" : " ", module,
-                          kNames[static_cast<size_t>(level)], message.data());
-  log.kept[log.written++ % kKeptLines] = line;
-  if (log.sink) {
-    log.sink(line);
-    return;
+  try {
+    std::string line = text("%02d:%02d:%02d.%06d %s%s%s %s: %s", parts.tm_hour, parts.tm_min,
+                            parts.tm_sec, static_cast<int>(now.count / 1000 % 1'000'000),
+                            log.prefix.c_str(), log.prefix.empty() ? "" : " ", module,
+                            kNames[static_cast<size_t>(level)], message.data());
+    log.kept[log.written % kKeptLines] = line;
+    ++log.written;
+    if (log.sink) {
+      log.sink(line);
+      return;
+    }
+    line += '\n';
+    log.output.put(std::move(line), monotonic_clock().now());
+  } catch (const std::bad_alloc&) {
+    // Whoever says that something is missing must not fail of it.
+    log.output.leave_out();
   }
-  line += '\n';
-  log.output.put(std::move(line), monotonic_clock().now());
 }
 
 void log_flush() {
   Log& log = the_log();
   std::lock_guard lock(log.mutex);
-  log.output.flush(monotonic_clock().now());
+  try {
+    log.output.flush(monotonic_clock().now());
+  } catch (const std::bad_alloc&) {
+    return;  // the number of lines that were left out is said later
+  }
 }
 
 void log_set_prefix(std::string prefix) {

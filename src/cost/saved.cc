@@ -22,35 +22,88 @@ constexpr JsonLimits kLimits = {.depth = 8, .values = 1000};
 
 Fitted only(double value) { return {value, value, value, 1}; }
 
+// Takes the constants out of a text as it is read. No tree is made of it: ranks read what they
+// agree on when they meet, and taking a tree of nlohmann's apart needs memory, for want of which
+// the process would end.
+class Reader final : public nlohmann::json_sax<Json> {
+ public:
+  bool is_costs = false;
+  Costs costs;
+  std::string problem;  // with one of the constants
+
+  bool null() override { return value(std::nullopt); }
+  bool boolean(bool) override { return value(std::nullopt); }
+  bool number_integer(number_integer_t number) override {
+    return value(static_cast<double>(number));
+  }
+  bool number_unsigned(number_unsigned_t number) override {
+    return value(static_cast<double>(number));
+  }
+  bool number_float(number_float_t number, const string_t&) override { return value(number); }
+  bool string(string_t&) override { return value(std::nullopt); }
+  bool binary(binary_t&) override { return value(std::nullopt); }
+  bool start_object(size_t) override { return begin(true); }
+  bool key(string_t& name) override {
+    if (depth_ == 1) key_ = name;
+    return true;
+  }
+  bool end_object() override { return end(); }
+  bool start_array(size_t) override { return begin(false); }
+  bool end_array() override { return end(); }
+  bool parse_error(size_t, const std::string&, const Json::exception&) override { return false; }
+
+ private:
+  bool begin(bool object) {
+    bool fits = depth_ > 0 ? value(std::nullopt) : object;
+    ++depth_;
+    return fits;
+  }
+  bool end() {
+    --depth_;
+    return true;
+  }
+  bool value(std::optional<double> number) {
+    if (depth_ == 0) return false;
+    if (depth_ > 1) return true;
+    if (key_ == "weft_costs") is_costs = number == 1.0;
+    for (const Constant& constant : kConstants) {
+      if (key_ != constant.name) continue;
+      if (number && *number >= 0 && *number <= kMost)
+        costs.*constant.where = only(*number);
+      else
+        problem = text("\"%s\" is %s: expected a number from 0 to %g", constant.name,
+                       number ? text("%g", *number).c_str() : "no number", kMost);
+    }
+    return true;
+  }
+
+  size_t depth_ = 0;
+  std::string key_;
+};
+
 }  // namespace
 
 std::string to_json(const Costs& costs) {
-  Json out = {{"weft_costs", 1}};
+  std::string out = "{\n  \"weft_costs\": 1";
   for (const Constant& constant : kConstants)
-    if (const auto& fitted = costs.*constant.where) out[constant.name] = fitted->value;
-  return out.dump(2) + "\n";
+    if (const auto& fitted = costs.*constant.where)
+      out += text(",\n  \"%s\": %.17g", constant.name, fitted->value);
+  return out + "\n}\n";
 }
 
 Result<Costs> from_json(std::string_view text) {
   if (auto small = check_json(text, kLimits); !small)
     return error(Code::corrupt, "not a file of costs: %s", small.error().message().c_str());
-  Json in = Json::parse(text, nullptr, false);
-  if (!in.is_object() || in.value("weft_costs", Json()) != Json(1))
+  Reader reader;
+  if (!Json::sax_parse(text, &reader) || !reader.is_costs)
     return error(Code::corrupt,
                  "not a file of costs: expected a JSON object with \"weft_costs\": 1, as `weft "
                  "bench algorithms -o FILE` writes it");
-  Costs costs;
-  for (const Constant& constant : kConstants) {
-    auto found = in.find(constant.name);
-    if (found == in.end()) continue;
-    if (!found->is_number() || !(found->get<double>() >= 0) || found->get<double>() > kMost)
-      return error(Code::corrupt, "\"%s\" is %s: expected a number from 0 to %g", constant.name,
-                   found->dump().substr(0, 40).c_str(), kMost);
-    costs.*constant.where = only(found->get<double>());
-  }
+  if (!reader.problem.empty()) return error(Code::corrupt, "%s", reader.problem.c_str());
+  Costs& costs = reader.costs;
   if (!costs.link_bytes_per_s || !(costs.link_bytes_per_s->value > 0) || !costs.round_trip_idle_ns)
     return error(Code::corrupt, "\"bytes_per_s\" and \"round_trip_ns\" must be there");
-  return costs;
+  return std::move(costs);
 }
 
 Costs typical() {

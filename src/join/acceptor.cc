@@ -209,15 +209,17 @@ bool Acceptor::evict(std::optional<size_t> source) {
 }
 
 void Acceptor::finish(Pending* pending, Result<Hello> outcome) {
-  reactor_.remove(*pending->socket_);
   auto found = std::find_if(pending_.begin(), pending_.end(),
                             [&](const auto& held) { return held.get() == pending; });
   WEFT_CHECK(found != pending_.end());
+  // The caller is a member function of *pending: it must outlive this call. If there is no memory
+  // for its place, it stays as it is.
+  ended_.emplace_back();
+  ended_.back() = std::move(*found);
+  pending_.erase(found);
+  reactor_.remove(*pending->socket_);
   std::unique_ptr<net::Socket> socket = std::move(pending->socket_);
   if (outcome) socket = pending->handshake_.finished(std::move(socket));
-  // The caller is a member function of *pending: it must outlive this call.
-  ended_.push_back(std::move(*found));
-  pending_.erase(found);
   if (!outcome) {
     besieged_until_ = network_.clock().now() + kSiege;
     refuse(*socket, "", "it " + outcome.error().message());

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <new>
 #include <utility>
 
 #include "weft/net.h"
@@ -153,8 +154,10 @@ std::array<std::byte, kMac> Handshake::mac(const char* label, std::span<const st
   append(hello);
   std::array<std::byte, kMac> out{};
   unsigned int length = 0;
-  HMAC(EVP_sha256(), secret_.data(), static_cast<int>(secret_.size()), message.data(),
-       message.size(), reinterpret_cast<unsigned char*>(out.data()), &length);
+  // The only thing that it can lack is memory.
+  if (HMAC(EVP_sha256(), secret_.data(), static_cast<int>(secret_.size()), message.data(),
+           message.size(), reinterpret_cast<unsigned char*>(out.data()), &length) == nullptr)
+    throw std::bad_alloc();
   WEFT_CHECK(length == kMac);
   return out;
 }

@@ -303,8 +303,8 @@ void Lane::attach() {
   receipt_.clear();
   receipt_done_ = 0;
   reactor_.remove(*socket_);
-  socket_ = role_ == Role::in ? shm::reader(std::move(socket_), std::move(offered_))
-                              : shm::writer(std::move(socket_), std::move(offered_));
+  socket_ = role_ == Role::in ? shm::reader(socket_, std::move(offered_))
+                              : shm::writer(socket_, std::move(offered_));
   interest_ = EPOLLIN;
   if (auto added = reactor_.add(*socket_, interest_, this); !added) fail(std::move(added).error());
 }

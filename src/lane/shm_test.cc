@@ -51,8 +51,9 @@ struct Both {
 struct Ends {
   explicit Ends(const Both& both) {
     auto [one, two] = tcp_pair();
-    out = shm::writer(net::adopt(std::move(one)), both.made);
-    in = shm::reader(net::adopt(std::move(two)), both.attached);
+    auto bell = net::adopt(std::move(one)), other = net::adopt(std::move(two));
+    out = shm::writer(bell, both.made);
+    in = shm::reader(other, both.attached);
   }
   static size_t bells(net::Socket& socket) {
     std::array<std::byte, 64> bytes;

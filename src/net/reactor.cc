@@ -30,9 +30,11 @@ class EpollReactor final : public Reactor {
 
   Result<void> add(Socket& socket, uint32_t events, Handler* handler) override {
     auto fd = static_cast<uint32_t>(socket.fd());
+    // Memory first: what the kernel watches must have its place here.
+    if (places_.size() <= fd) places_.resize(fd + 1);
+    if (socket.in_memory()) asked_.reserve(asked_.size() + 1);
     if (control(EPOLL_CTL_ADD, socket.fd(), kernel_events(socket, events), next_ << 32 | fd) != 0)
       return own_error(errno, "cannot watch a connection");
-    if (places_.size() <= fd) places_.resize(fd + 1);
     places_[fd] = {handler, next_++};
     if (socket.in_memory()) asked_.push_back({&socket, events, handler});
     return {};

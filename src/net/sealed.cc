@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <new>
 
 #include "weft/net.h"
 
@@ -35,8 +36,10 @@ Key hmac(std::span<const std::byte> key, std::span<const std::span<const std::by
     message.insert(message.end(), part.begin(), part.end());
   Key out{};
   unsigned int length = 0;
-  HMAC(EVP_sha256(), key.data(), static_cast<int>(key.size()), raw(message.data()), message.size(),
-       raw(out.data()), &length);
+  // The only thing that it can lack is memory.
+  if (HMAC(EVP_sha256(), key.data(), static_cast<int>(key.size()), raw(message.data()),
+           message.size(), raw(out.data()), &length) == nullptr)
+    throw std::bad_alloc();
   WEFT_CHECK(length == out.size());
   return out;
 }
@@ -53,9 +56,13 @@ class Direction {
  public:
   Direction(const Key& key, uint64_t count, bool encrypts)
       : key_(key), count_(count), encrypts_(encrypts), cipher_(EVP_CIPHER_CTX_new()) {
-    WEFT_CHECK(cipher_ != nullptr);
-    WEFT_CHECK(EVP_CipherInit_ex(cipher_, EVP_aes_256_gcm(), nullptr, raw(key_.data()), nullptr,
-                                 encrypts_ ? 1 : 0) == 1);
+    // Here it gets all the memory that it needs, or none.
+    if (cipher_ == nullptr ||
+        EVP_CipherInit_ex(cipher_, EVP_aes_256_gcm(), nullptr, raw(key_.data()), nullptr,
+                          encrypts_ ? 1 : 0) != 1) {
+      EVP_CIPHER_CTX_free(cipher_);
+      throw std::bad_alloc();
+    }
   }
   ~Direction() {
     EVP_CIPHER_CTX_free(cipher_);

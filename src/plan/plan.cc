@@ -224,67 +224,142 @@ Result<void> validate(const Plan& plan) {
 
 namespace {
 
-Json size_or_null(const std::optional<Bytes>& size) {
-  return size ? Json(format_bytes(*size)) : Json(nullptr);
-}
+// Writes the text as it goes. No tree is made of it: a rank hashes its plan when it joins, and
+// taking a tree of nlohmann's apart needs memory, for want of which the process would end.
+class Writer {
+ public:
+  void open(char bracket) {
+    begin_value();
+    out_ += bracket;
+    ++depth_;
+    first_ = true;
+  }
+  void close(char bracket) {
+    --depth_;
+    if (!first_) new_line();
+    out_ += bracket;
+    first_ = false;
+  }
+  Writer& key(std::string_view name) {
+    begin_value();
+    quote(name);
+    out_ += ": ";
+    after_key_ = true;
+    return *this;
+  }
+  void string(std::string_view value) {
+    begin_value();
+    quote(value);
+  }
+  void number(int64_t value) { literal(std::to_string(value)); }
+  void boolean(bool value) { literal(value ? "true" : "false"); }
+  void size_or_null(const std::optional<Bytes>& size) {
+    if (size)
+      string(format_bytes(*size));
+    else
+      literal("null");
+  }
+  std::string finish() && { return std::move(out_) + "\n"; }
+
+ private:
+  void literal(std::string_view words) {
+    begin_value();
+    out_ += words;
+  }
+  void begin_value() {
+    if (std::exchange(after_key_, false)) return;
+    if (depth_ > 0 && !std::exchange(first_, false)) out_ += ',';
+    if (depth_ > 0) new_line();
+  }
+  void new_line() {
+    out_ += '\n';
+    out_.append(2 * depth_, ' ');
+  }
+  // Text that a Plan made by hand may hold is not UTF-8: what is no character is replaced.
+  void quote(std::string_view raw) {
+    static constexpr std::string_view kShort = "\b\t\n\f\r\"\\", kLetters = "btnfr\"\\";
+    out_ += '"';
+    while (!raw.empty()) {
+      const size_t length = first_character(raw).length;
+      const size_t short_form = kShort.find(raw.front());
+      if (length == 0)
+        out_ += kReplacementCharacter;
+      else if (short_form != std::string_view::npos)
+        (out_ += '\\') += kLetters[short_form];
+      else if (length == 1 && static_cast<unsigned char>(raw.front()) < 0x20)
+        out_ += text("\\u%04x", static_cast<unsigned>(raw.front()));
+      else
+        out_ += raw.substr(0, length);
+      raw.remove_prefix(std::max<size_t>(length, 1));
+    }
+    out_ += '"';
+  }
+
+  std::string out_;
+  size_t depth_ = 0;
+  bool first_ = true;
+  bool after_key_ = false;
+};
 
 // `named`: with name and comment, which say nothing about what the plan does.
-Json document(const Plan& plan, bool named) {
-  Json out;
-  out["weft_plan"] = kFormatVersion;
+std::string document(const Plan& plan, bool named) {
+  Writer out;
+  out.open('{');
+  out.key("weft_plan").number(kFormatVersion);
   if (named) {
-    out["name"] = plan.name;
-    out["comment"] = plan.comment;
+    out.key("name").string(plan.name);
+    out.key("comment").string(plan.comment);
   }
-  out["bucket_rule"] = {{"first", format_bytes(plan.bucket_rule.first)},
-                        {"size", format_bytes(plan.bucket_rule.size)},
-                        {"may_exceed", plan.bucket_rule.may_exceed}};
-  Json buckets = Json::array();
+  out.key("bucket_rule").open('{');
+  out.key("first").string(format_bytes(plan.bucket_rule.first));
+  out.key("size").string(format_bytes(plan.bucket_rule.size));
+  out.key("may_exceed").boolean(plan.bucket_rule.may_exceed);
+  out.close('}');
+  out.key("buckets").open('[');
   for (const BucketSpec& bucket : plan.buckets) {
-    Json entry;
-    entry["tensors"] = bucket.tensors;
-    if (bucket.priority) entry["priority"] = *bucket.priority;
-    if (bucket.codec) entry["codec"] = *bucket.codec;
-    buckets.push_back(std::move(entry));
+    out.open('{');
+    out.key("tensors").open('[');
+    for (const std::string& tensor : bucket.tensors) out.string(tensor);
+    out.close(']');
+    if (bucket.priority) out.key("priority").number(*bucket.priority);
+    if (bucket.codec) out.key("codec").string(*bucket.codec);
+    out.close('}');
   }
-  out["buckets"] = std::move(buckets);
-  out["partition"] = size_or_null(plan.partition);
-  out["order"] = name_of(plan.order);
-  // Appended, not looked up: ordered_json searches linearly, and the map has no name twice.
-  Json::object_t priority;
-  for (const auto& [tensor, value] : plan.priority) priority.push_back({tensor, Json(value)});
-  out["priority"] = std::move(priority);
-  out["credit"] = size_or_null(plan.credit);
-  out["barrier"] = name_of(plan.barrier);
-  Json rules = Json::array();
+  out.close(']');
+  out.key("partition").size_or_null(plan.partition);
+  out.key("order").string(name_of(plan.order));
+  out.key("priority").open('{');
+  for (const auto& [tensor, value] : plan.priority) out.key(tensor).number(value);
+  out.close('}');
+  out.key("credit").size_or_null(plan.credit);
+  out.key("barrier").string(name_of(plan.barrier));
+  out.key("algorithm").open('[');
   for (const AlgorithmRule& rule : plan.algorithm) {
-    Json entry;
-    if (rule.up_to) entry["up_to"] = format_bytes(*rule.up_to);
-    entry["use"] = rule.use;
-    rules.push_back(std::move(entry));
+    out.open('{');
+    if (rule.up_to) out.key("up_to").string(format_bytes(*rule.up_to));
+    out.key("use").string(rule.use);
+    out.close('}');
   }
-  out["algorithm"] = std::move(rules);
-  out["lanes"] = plan.lanes;
-  out["chunk"] = format_bytes(plan.chunk);
-  out["lane_worker"] = name_of(plan.lane_worker);
-  out["lane_workers"] = plan.lane_workers;
-  out["codec"] = plan.codec;
-  out["sync"] = {{"mode", name_of(plan.sync)}, {"staleness", plan.staleness}};
-  return out;
-}
-
-// Text that a Plan made by hand may hold is not UTF-8; a dump that throws would be worse.
-std::string dump(const Json& json, int indent) {
-  return json.dump(indent, ' ', false, Json::error_handler_t::replace);
+  out.close(']');
+  out.key("lanes").number(plan.lanes);
+  out.key("chunk").string(format_bytes(plan.chunk));
+  out.key("lane_worker").string(name_of(plan.lane_worker));
+  out.key("lane_workers").number(plan.lane_workers);
+  out.key("codec").string(plan.codec);
+  out.key("sync").open('{');
+  out.key("mode").string(name_of(plan.sync));
+  out.key("staleness").number(plan.staleness);
+  out.close('}');
+  out.close('}');
+  return std::move(out).finish();
 }
 
 }  // namespace
 
-std::string canonical(const Plan& plan) { return dump(document(plan, true), 2) + "\n"; }
+std::string canonical(const Plan& plan) { return document(plan, true); }
 
 std::string hash(const Plan& plan) {
-  const std::string body = dump(document(plan, false), 2) + "\n";
-  return text("%016llx", static_cast<unsigned long long>(hash64(body)));
+  return text("%016llx", static_cast<unsigned long long>(hash64(document(plan, false))));
 }
 
 // ---- diff --------------------------------------------------------------------------------
@@ -293,7 +368,7 @@ namespace {
 
 std::string shown(const Json* value) {
   if (value == nullptr) return "absent";
-  return value->is_string() ? value->get<std::string>() : dump(*value, -1);
+  return value->is_string() ? value->get<std::string>() : value->dump();
 }
 
 bool is_list_of_names(const Json& value) {
@@ -332,8 +407,8 @@ void compare(const std::string& path, const Json* before, const Json* after,
 }  // namespace
 
 std::vector<Difference> diff(const Plan& before, const Plan& after) {
-  const Json left = document(before, true);
-  const Json right = document(after, true);
+  const Json left = Json::parse(document(before, true));
+  const Json right = Json::parse(document(after, true));
   std::vector<Difference> out;
   compare("", &left, &right, out);
   return out;

@@ -153,13 +153,13 @@ Result<std::shared_ptr<Segment>> Segment::attach(net::System& system, const std:
 
 Head& Segment::head() const { return *reinterpret_cast<Head*>(memory_->head()); }
 
-std::unique_ptr<net::Socket> writer(std::unique_ptr<net::Socket> bell,
+std::unique_ptr<net::Socket> writer(std::unique_ptr<net::Socket>& bell,
                                     std::shared_ptr<Segment> segment) {
   segment->unlink();
   return std::make_unique<Writer>(std::move(bell), std::move(segment));
 }
 
-std::unique_ptr<net::Socket> reader(std::unique_ptr<net::Socket> bell,
+std::unique_ptr<net::Socket> reader(std::unique_ptr<net::Socket>& bell,
                                     std::shared_ptr<Segment> segment) {
   return std::make_unique<Reader>(std::move(bell), std::move(segment));
 }

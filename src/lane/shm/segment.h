@@ -33,10 +33,11 @@ class Segment {
   std::unique_ptr<net::SharedMemory> memory_;
 };
 
-// The two ends of a lane whose bytes go through `segment`.
-std::unique_ptr<net::Socket> writer(std::unique_ptr<net::Socket> bell,
+// The two ends of a lane whose bytes go through `segment`. Where memory runs out, the caller still
+// has the bell.
+std::unique_ptr<net::Socket> writer(std::unique_ptr<net::Socket>& bell,
                                     std::shared_ptr<Segment> segment);
-std::unique_ptr<net::Socket> reader(std::unique_ptr<net::Socket> bell,
+std::unique_ptr<net::Socket> reader(std::unique_ptr<net::Socket>& bell,
                                     std::shared_ptr<Segment> segment);
 
 }  // namespace weft::lane::shm

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <map>
+#include <new>
 
 #include "weft/net.h"
 #include "worker/shared.h"
@@ -38,6 +39,7 @@ class Server final : public ChunkHandler, net::Reactor::Handler {
         bell_out_(bell_out),
         reactor_(std::move(reactor)),
         clock_(clock) {
+    free_.reserve(facts_.receive_buffers);  // for as many as there can ever be
     for (uint32_t i = 0; i < facts_.receive_buffers; ++i) free_.push_back(facts_.send_buffers + i);
   }
   Result<void> begin() { return reactor_->add(bell_in_, EPOLLIN, this); }
@@ -121,10 +123,13 @@ class Server final : public ChunkHandler, net::Reactor::Handler {
       return;
     }
     places_[command.lane] = {};
+    net::Socket& served = **socket;
     auto lane = std::make_unique<Lane>(
         command.role, *reactor_, std::move(*socket), nullptr, command.lane, *this, clock_,
         command.unsent_limit, [this](uint32_t index, Error error) { broke(index, error); });
     lanes_[command.lane] = std::move(lane);
+    // Only now: what runs out of memory before has closed it without a word.
+    connections_.serves(command.lane, served);
     tell(What::taken, command.lane, {}, 0, kNoBuffer, {});
   }
 
@@ -304,8 +309,12 @@ Result<std::unique_ptr<net::Socket>> GivenConnections::take(uint32_t lane) {
   std::lock_guard lock(mutex_);
   auto found = given_.extract(lane);
   if (found.empty()) return error(Code::io, "the connection was not given to the worker");
-  served_[lane] = found.mapped().get();
   return std::move(found.mapped());
+}
+
+void GivenConnections::serves(uint32_t lane, net::Socket& socket) {
+  std::lock_guard lock(mutex_);
+  served_[lane] = &socket;
 }
 
 void GivenConnections::closes(uint32_t lane) {
@@ -321,8 +330,10 @@ bool GivenConnections::shut_all() {
   return true;
 }
 
-void serve(std::byte* base, Connections& connections, net::Bell& bell_in, net::Bell& bell_out,
-           net::Network& network) {
+namespace {
+
+void serve_while_there_is_memory(std::byte* base, Connections& connections, net::Bell& bell_in,
+                                 net::Bell& bell_out, net::Network& network) {
   auto reactor = network.reactor();
   if (!reactor) {
     WEFT_LOG(lane, error, "a lane worker cannot begin: %s", reactor.error().message().c_str());
@@ -334,6 +345,19 @@ void serve(std::byte* base, Connections& connections, net::Bell& bell_in, net::B
     return;
   }
   server.run();
+}
+
+}  // namespace
+
+void serve(std::byte* base, Connections& connections, net::Bell& bell_in, net::Bell& bell_out,
+           net::Network& network) {
+  try {
+    serve_while_there_is_memory(base, connections, bell_in, bell_out, network);
+  } catch (const std::bad_alloc&) {
+    // Its lanes are closed by now. The owner need not wait until it misses the worker.
+    reinterpret_cast<Head*>(base)->lacked_memory.store(1);
+    bell_out.ring();
+  }
 }
 
 }  // namespace weft::lane::worker

@@ -103,12 +103,13 @@ struct Facts {
   uint32_t send_buffers = 0;     // numbered from 0
   uint32_t receive_buffers = 0;  // behind them
 };
-inline constexpr uint32_t kFactsMagic = 0x32724c77;  // "wLr2"
+inline constexpr uint32_t kFactsMagic = 0x33724c77;  // "wLr3"
 
 struct Head {
   Facts facts;
-  std::atomic<uint64_t> beats;        // grows as long as the worker turns
-  std::atomic<int64_t> processor_ns;  // that the worker has used
+  std::atomic<uint64_t> beats;          // grows as long as the worker turns
+  std::atomic<int64_t> processor_ns;    // that the worker has used
+  std::atomic<uint32_t> lacked_memory;  // 1: the worker has ended because it found none
   Ring commands;
   Ring events;
 };
@@ -133,6 +134,8 @@ class Connections {
  public:
   virtual ~Connections() = default;
   virtual Result<std::unique_ptr<net::Socket>> take(uint32_t lane) = 0;
+  // It serves this one, until it says that it closes it.
+  virtual void serves(uint32_t lane, net::Socket& socket) { (void)lane, (void)socket; }
   // It is about to close this one.
   virtual void closes(uint32_t lane) { (void)lane; }
   // Nobody needs the worker any more.
@@ -150,6 +153,7 @@ class GivenConnections final : public Connections {
   bool shut_all();
 
   Result<std::unique_ptr<net::Socket>> take(uint32_t lane) override;
+  void serves(uint32_t lane, net::Socket& socket) override;
   void closes(uint32_t lane) override;
   bool ended() override { return ended_; }
 

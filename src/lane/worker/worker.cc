@@ -12,6 +12,7 @@
 #include <array>
 #include <cerrno>
 #include <csignal>
+#include <new>
 
 extern char** environ;
 
@@ -57,6 +58,7 @@ Result<void> Worker::start(LaneWorkers::Kind kind, const Facts& facts, const std
   head->events.reader_sleeps.store(1);
   commands_.emplace(head->commands);
   events_.emplace(head->events);
+  free_.reserve(facts.send_buffers);  // for as many as there can ever be
   for (uint32_t i = 0; i < facts.send_buffers; ++i) free_.push_back(i);
   WEFT_ASSIGN(side.bell_in, network_.system().bell());
   WEFT_ASSIGN(side.bell_out, network_.system().bell());
@@ -130,8 +132,12 @@ Worker::~Worker() {
   if (side_->bell_in) side_->bell_in->ring();
   if (process_ > 0) end_process();
   // What it uses is its own, so nobody has to wait for it for ever.
-  if (task_ && !task_->finish(kEndsWithin))
+  if (!task_ || task_->finish(kEndsWithin)) return;
+  try {
     WEFT_LOG(lane, warn, "%s does not end; it is left behind", name().c_str());
+  } catch (const std::bad_alloc&) {
+    return;  // it is, without a word
+  }
 }
 
 void Worker::end_process() {
@@ -143,10 +149,22 @@ void Worker::end_process() {
   ::waitpid(process_, &status, 0);
 }
 
-void Worker::push(const Message& command) {
+void Worker::push(const Message& command) noexcept {
   if (dead_) return;
-  waiting_.push_back(command);
   pass_on();
+  if (waiting_.empty() && commands_->push(command)) {
+    wake();
+    return;
+  }
+  try {
+    waiting_.push_back(command);
+  } catch (const std::bad_alloc&) {
+    give_up();
+  }
+}
+
+void Worker::wake() {
+  if (head().commands.reader_sleeps.exchange(0) != 0) side_->bell_in->ring();
 }
 
 void Worker::pass_on() {
@@ -155,7 +173,7 @@ void Worker::pass_on() {
     waiting_.pop_front();
     any = true;
   }
-  if (any && head().commands.reader_sleeps.exchange(0) != 0) side_->bell_in->ring();
+  if (any) wake();
 }
 
 Result<void> Worker::hand_over(uint32_t lane, std::unique_ptr<net::Socket>& socket) {
@@ -232,6 +250,11 @@ void Worker::on_events(uint32_t) {
 void Worker::watch(Nanos now) {
   if (dead_) return;
   pass_on();
+  if (given_up_)
+    return retire(
+        error(Code::peer_lost, "there was no memory for what %s is to be told", name().c_str()));
+  if (head().lacked_memory.load() != 0)
+    return retire(error(Code::peer_lost, "%s ran out of memory", name().c_str()));
   // This process may have been stopped itself, and the worker with it: only time that passes
   // between two looks of a process that runs counts.
   Nanos passed = looked_.count == 0 ? Nanos{0} : std::min(now - looked_, kLongestSleep);

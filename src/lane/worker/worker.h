@@ -27,12 +27,15 @@ class Worker final : public net::Reactor::Handler {
   Result<void> start(LaneWorkers::Kind kind, const Facts& facts, const std::string& program);
   void on_events(uint32_t) override;
 
-  // Commands go in order, and wait here while the ring is full.
-  void push(const Message& command);
+  // Commands go in order, and wait here while the ring is full. One for which there is no memory is
+  // lost, and the worker with it: see give_up().
+  void push(const Message& command) noexcept;
   // Takes `socket` only if that worked.
   Result<void> hand_over(uint32_t lane, std::unique_ptr<net::Socket>& socket);
   // Notices a worker that stands still, and passes on commands that wait.
   void watch(Nanos now);
+  // It was not told something: the next look ends it.
+  void give_up() noexcept { given_up_ = true; }
 
   std::byte* buffer(uint32_t number) const {
     return side_->base + buffers_at() + size_t{number} * facts_.buffer_bytes;
@@ -71,6 +74,7 @@ class Worker final : public net::Reactor::Handler {
   Result<void> spawn(const std::string& program);
   bool makes_sense(const Message& event) const;
   void pass_on();
+  void wake();
   void ended();
   void retire(Error why);
   void end_process();
@@ -95,6 +99,7 @@ class Worker final : public net::Reactor::Handler {
   std::unique_ptr<net::Task> task_;
   pid_t process_ = 0;
   bool dead_ = false;
+  bool given_up_ = false;
   bool registered_ = false;
   uint64_t beats_ = 0;
   Nanos looked_{0};

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <map>
+#include <new>
 
 #include "weft/net.h"
 #include "worker/worker.h"
@@ -197,13 +198,18 @@ ServedLane::~ServedLane() {
   worker_.lanes.erase(number_);
   if (worker_.dead()) return;
   for (const Message& event : not_yet_) release(event.buffer);
-  for (Given& one : given_)
-    if (one.buffer != worker::kNoBuffer) held_.push_back(one.buffer);
   if (!worker_has_it_) {
+    for (Given& one : given_) give_back(one);
     for (uint32_t buffer : held_) worker_.give_back(buffer);
     return;
   }
-  worker_.give_back_when_closed(number_, std::move(held_));
+  try {
+    for (Given& one : given_)
+      if (one.buffer != worker::kNoBuffer) held_.push_back(one.buffer);
+    worker_.give_back_when_closed(number_, std::move(held_));
+  } catch (const std::bad_alloc&) {
+    worker_.give_up();  // or those buffers would be lost to it
+  }
   Message command;
   command.what = What::close;
   command.lane = number_;
