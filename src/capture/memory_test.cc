@@ -23,12 +23,15 @@ void* allocate(size_t size) {
   return memory;
 }
 
+// Not where it is called: there it would look as if memory of one kind were freed as another.
+[[gnu::noinline]] void release(void* memory) noexcept { std::free(memory); }
+
 }  // namespace
 
 // The forms that are not replaced call these.
 void* operator new(size_t size) { return allocate(size); }
-void operator delete(void* memory) noexcept { std::free(memory); }
-void operator delete(void* memory, size_t) noexcept { std::free(memory); }
+void operator delete(void* memory) noexcept { release(memory); }
+void operator delete(void* memory, size_t) noexcept { release(memory); }
 
 namespace weft::capture {
 namespace {

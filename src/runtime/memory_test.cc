@@ -26,11 +26,13 @@ void* allocate_or_throw(size_t size, size_t alignment) {
   return memory;
 }
 
+// Not where it is called: there it would look as if memory of one kind were freed as another.
+[[gnu::noinline]] void release(void* memory) noexcept { std::free(memory); }
+
 constexpr size_t kAlignment = alignof(std::max_align_t);
 
 }  // namespace
 
-// NOLINTBEGIN(misc-definitions-in-headers)
 void* operator new(size_t size) { return allocate_or_throw(size, kAlignment); }
 void* operator new[](size_t size) { return allocate_or_throw(size, kAlignment); }
 void* operator new(size_t size, const std::nothrow_t&) noexcept {
@@ -51,23 +53,22 @@ void* operator new(size_t size, std::align_val_t alignment, const std::nothrow_t
 void* operator new[](size_t size, std::align_val_t alignment, const std::nothrow_t&) noexcept {
   return allocate(size, static_cast<size_t>(alignment));
 }
-void operator delete(void* memory) noexcept { std::free(memory); }
-void operator delete[](void* memory) noexcept { std::free(memory); }
-void operator delete(void* memory, size_t) noexcept { std::free(memory); }
-void operator delete[](void* memory, size_t) noexcept { std::free(memory); }
-void operator delete(void* memory, const std::nothrow_t&) noexcept { std::free(memory); }
-void operator delete[](void* memory, const std::nothrow_t&) noexcept { std::free(memory); }
-void operator delete(void* memory, std::align_val_t) noexcept { std::free(memory); }
-void operator delete[](void* memory, std::align_val_t) noexcept { std::free(memory); }
-void operator delete(void* memory, size_t, std::align_val_t) noexcept { std::free(memory); }
-void operator delete[](void* memory, size_t, std::align_val_t) noexcept { std::free(memory); }
+void operator delete(void* memory) noexcept { release(memory); }
+void operator delete[](void* memory) noexcept { release(memory); }
+void operator delete(void* memory, size_t) noexcept { release(memory); }
+void operator delete[](void* memory, size_t) noexcept { release(memory); }
+void operator delete(void* memory, const std::nothrow_t&) noexcept { release(memory); }
+void operator delete[](void* memory, const std::nothrow_t&) noexcept { release(memory); }
+void operator delete(void* memory, std::align_val_t) noexcept { release(memory); }
+void operator delete[](void* memory, std::align_val_t) noexcept { release(memory); }
+void operator delete(void* memory, size_t, std::align_val_t) noexcept { release(memory); }
+void operator delete[](void* memory, size_t, std::align_val_t) noexcept { release(memory); }
 void operator delete(void* memory, std::align_val_t, const std::nothrow_t&) noexcept {
-  std::free(memory);
+  release(memory);
 }
 void operator delete[](void* memory, std::align_val_t, const std::nothrow_t&) noexcept {
-  std::free(memory);
+  release(memory);
 }
-// NOLINTEND(misc-definitions-in-headers)
 
 namespace weft::runtime {
 namespace {
