@@ -94,6 +94,8 @@ SECTIONS = [
     Section("Nothing ends the process", [
         Row("memory that runs out in an operation", "the operation's error, on the rank that lacks it, named by all",
             "runtime_test:Memory.that_runs_out_*"),
+        Row("each allocation of one rank refused in turn, once or from then on, in small scenes under the seed",
+            "no exception, no hang; the others name the rank and meet again", "runtime_test:*ScarceMemory*:ScarceCalls.*"),
         Row("no descriptors left", "the process names itself and `ulimit -n`",
             "runtime_test:Limits.a_process_without_descriptors_*"),
         Row("epoll and watch limits reached", "errors with the limit's name", "net_test:Limits.*"),

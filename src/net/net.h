@@ -260,6 +260,7 @@ struct Fault {
     refusal,     // the `at`-th thing that `rank` asks of its system is refused: a connection or a
                  // place for one, a reactor or a place in it, a bell, a task, shared memory,
                  // chance
+    memory,      // allocations `at` to `at + count - 1` of `rank`, in Scarce code, are refused
   };
   Kind kind = Kind::spike;
   uint32_t rank = 0;
@@ -270,6 +271,7 @@ struct Fault {
   uint64_t connection = 0;  // counted in the order in which they were begun, from 0
   bool reverse = false;     // bytes of the side that was called
   uint64_t at = 0;
+  uint64_t count = 1;
 };
 std::string to_text(const Fault& fault);
 // Any of the kinds, in the first `horizon` and on the first `connections`.
@@ -313,8 +315,10 @@ class World {
   void doom(Rank rank, uint64_t waits, bool silently);
   // When it did, by its own clock.
   std::optional<Nanos> died(Rank rank) const;
-  // Whether its system refused it something.
+  // Whether its system refused it something, or memory.
   bool refused(Rank rank) const;
+  // How often it asked for memory in Scarce code, and in its tasks.
+  uint64_t allocations(Rank rank) const;
   // Who called and who was called, if there was such a connection.
   std::optional<std::pair<Rank, Rank>> ends_of(uint64_t connection) const;
   // A number for all that happened, and the last of it in words if they were kept.
@@ -324,8 +328,26 @@ class World {
   class Impl;
 
  private:
+  friend class Scarce;
   std::unique_ptr<Impl> impl_;
 };
+
+// From here to the end of the scope, allocations are those of `rank`: they are counted, and refused
+// where a fault says so. Tasks of a rank are charged by themselves; what the simulation needs for
+// its own work is charged to nobody.
+class Scarce {
+ public:
+  Scarce(World& world, Rank rank);
+  ~Scarce();
+  Scarce(const Scarce&) = delete;
+  Scarce& operator=(const Scarce&) = delete;
+
+ private:
+  void* before_;
+};
+// Whether the allocation that is asked for now is to fail: for the operator new of a program whose
+// simulated ranks run out of memory. Elsewhere, and in other threads, never.
+bool refuses_memory() noexcept;
 
 }  // namespace sim
 

@@ -38,8 +38,17 @@ Error Group::Impl::copy_of(const Error& error) noexcept {
   try {
     return error;
   } catch (const std::bad_alloc&) {
-    return {error.code(), "no memory left"};  // fits into the string itself
+    return {error.code(), kNoMemory};
   }
+}
+
+// Whoever drives ends the group. A callback cannot wait for that, because it is what is waited for.
+Error Group::Impl::end_without_memory() noexcept {
+  ran_out.store(true);
+  mesh.reactor->wake();
+  if (driven_by_this_thread()) return copy_of(no_memory);
+  drive_until([] { return false; });
+  return *current_failure();
 }
 
 Group::Impl::Seat::Seat(Impl& impl, std::unique_lock<std::mutex> lock)
@@ -76,7 +85,7 @@ Group::Impl::Seat Group::Impl::take_seat() {
 }
 
 Result<void> Group::Impl::same_process() const {
-  if (net::times_forked() == forks) return {};
+  if (in_same_process()) return {};
   return error(Code::cancelled,
                "this process was forked: the group belongs to its parent; join in the child if it "
                "is to be a rank of its own");
@@ -208,34 +217,34 @@ void Group::Impl::start(collective::Operation operation) {
 Result<void> Work::wait() {
   if (!state_ || state_->done.load(std::memory_order_acquire)) return {};
   Group::Impl& group = *state_->group;
-  WEFT_TRY(group.may_wait());
-  group.drive_until([&] { return state_->done.load(std::memory_order_acquire); });
-  if (state_->done.load(std::memory_order_acquire)) return {};
-  return *group.current_failure();
+  return group.alone([&]() -> Result<void> {
+    WEFT_TRY(group.may_wait());
+    group.drive_until([&] { return state_->done.load(std::memory_order_acquire); });
+    if (state_->done.load(std::memory_order_acquire)) return {};
+    return *group.current_failure();
+  });
 }
 
 bool Work::test() {
   if (!state_ || state_->done.load(std::memory_order_acquire)) return true;
-  if (!state_->group->same_process()) return true;
+  if (!state_->group->in_same_process()) return true;
   state_->group->once();
   return state_->done.load(std::memory_order_acquire) || state_->group->has_failed.load();
 }
 
 void Work::then(std::function<void(Result<void>)> done) {
   if (!state_) return done({});
-  std::optional<Error> failure;
-  {
-    std::lock_guard lock(state_->group->mutex);
-    if (!state_->done.load()) {
-      failure = state_->group->failure;
-      if (!failure) {
-        state_->callbacks.push_back(std::move(done));
-        return;
-      }
-    }
-  }
-  if (failure) return done(*failure);
-  done({});
+  Group::Impl& group = *state_->group;
+  // An operation that nobody would be told of cannot go on.
+  auto kept = group.together([&]() -> Result<bool> {
+    std::lock_guard lock(group.mutex);
+    if (state_->done.load()) return false;
+    if (group.failure) return Group::Impl::copy_of(*group.failure);
+    state_->callbacks.push_back(std::move(done));
+    return true;
+  });
+  if (!kept) return done(std::move(kept).error());
+  if (!*kept) done({});
 }
 
 }  // namespace weft::runtime

@@ -40,70 +40,65 @@ plan::Barrier Exchange::barrier() const { return impl_->layout.barrier; }
 size_t Exchange::buckets() const { return impl_->layout.buckets.size(); }
 
 Result<void> Exchange::ready(uint32_t tensor, uint64_t step) {
-  Group::Impl& group = *impl_->group;
-  WEFT_TRY(group.same_process());
+  return impl_->group->together([&] { return impl_->ready(tensor, step); });
+}
+
+Result<void> Exchange::Impl::ready(uint32_t tensor, uint64_t step) {
+  WEFT_TRY(group->same_process());
   trace::Event event;
-  event.start_ns = group.recorder.now().count;
+  event.start_ns = group->recorder.now().count;
   event.shape = trace::Shape::instant;
   event.kind = trace::Kind::gradient_ready;
-  event.track = impl_->track;
+  event.track = track;
   event.tensor = tensor;
   event.iteration = static_cast<uint32_t>(step);
   std::optional<uint32_t> bucket;
   {
-    std::lock_guard lock(group.mutex);
-    if (group.failure) return Group::Impl::copy_of(*group.failure);
-    try {
-      // Before anything is noted, since what was noted cannot be taken back.
-      group.commands.reserve(group.commands.size() + 1);
-      WEFT_ASSIGN(bucket, impl_->readiness.ready(tensor, step));
-      if (bucket) {
-        group.commands.push_back([&group, b = *bucket, step] { group.bucket_ready(b, step); });
-        group.has_commands.store(true, std::memory_order_release);
-      }
-    } catch (const std::bad_alloc&) {
-      return Group::Impl::copy_of(group.no_memory);
+    std::lock_guard lock(group->mutex);
+    if (group->failure) return *group->failure;
+    WEFT_ASSIGN(bucket, readiness.ready(tensor, step));
+    if (bucket) {
+      group->commands.push_back([to = group, b = *bucket, step] { to->bucket_ready(b, step); });
+      group->has_commands.store(true, std::memory_order_release);
     }
   }
-  event.layer = static_cast<uint16_t>(impl_->tensors[tensor].layer);
-  event.bucket = impl_->layout.bucket_of[tensor];
-  event.bytes = impl_->tensors[tensor].data.size_bytes();
-  group.recorder.record(event);
+  event.layer = static_cast<uint16_t>(tensors[tensor].layer);
+  event.bucket = layout.bucket_of[tensor];
+  event.bytes = tensors[tensor].data.size_bytes();
+  group->recorder.record(event);
   if (bucket) {
-    group.want_progress_thread();
-    group.mesh.reactor->wake();
+    group->want_progress_thread();
+    group->mesh.reactor->wake();
   }
   return {};
 }
 
 Result<void> Exchange::wait(uint32_t tensor, uint64_t step) {
-  if (tensor >= impl_->tensors.size())
+  return impl_->group->alone([&] { return impl_->wait(tensor, step); });
+}
+
+Result<void> Exchange::Impl::wait(uint32_t tensor, uint64_t step) {
+  if (tensor >= tensors.size())
     return error(Code::invalid_argument, "tensor %u is not registered (there are %zu)", tensor,
-                 impl_->tensors.size());
-  Group::Impl& group = *impl_->group;
-  const std::atomic<uint64_t>& steps_done = impl_->states[tensor].steps_done;
+                 tensors.size());
+  const std::atomic<uint64_t>& steps_done = states[tensor].steps_done;
   auto done = [&] { return steps_done.load(std::memory_order_acquire) > step; };
   if (done()) return {};
-  WEFT_TRY(group.may_wait());
-  std::unique_lock lock(group.mutex);
-  if (group.failure) return Group::Impl::copy_of(*group.failure);
+  WEFT_TRY(group->may_wait());
+  std::unique_lock lock(group->mutex);
+  if (group->failure) return *group->failure;
   // Whoever drives sees to it that this does not stand for ever.
-  auto waiter = impl_->waiters.end();
-  try {
-    waiter = impl_->waiters.insert(waiter, {tensor, step, group.now()});
-  } catch (const std::bad_alloc&) {
-    return Group::Impl::copy_of(group.no_memory);
-  }
-  if (group.options.progress_thread) {
-    group.changed.wait(lock, [&] { return group.failure.has_value() || done(); });
+  auto waiter = waiters.insert(waiters.end(), {tensor, step, group->now()});
+  if (group->options.progress_thread) {
+    group->changed.wait(lock, [&] { return group->failure.has_value() || done(); });
   } else {
     lock.unlock();
-    group.drive_until(done);
+    group->drive_until(done);
     lock.lock();
   }
-  impl_->waiters.erase(waiter);
+  waiters.erase(waiter);
   if (done()) return {};
-  return Group::Impl::copy_of(*group.failure);
+  return *group->failure;
 }
 
 Result<void> Exchange::wait_all(uint64_t step) {
@@ -112,6 +107,10 @@ Result<void> Exchange::wait_all(uint64_t step) {
 }
 
 Result<std::unique_ptr<Exchange>> Group::exchange(std::vector<Tensor> tensors) {
+  return impl_->together([&] { return make_exchange(std::move(tensors)); });
+}
+
+Result<std::unique_ptr<Exchange>> Group::make_exchange(std::vector<Tensor> tensors) {
   Impl& group = *impl_;
   WEFT_TRY(group.may_wait());
   {

@@ -84,13 +84,13 @@ void Group::Impl::await_verdict(Nanos at) {
   }
   if (!mesh.control[0]->failure() && at - accusation->since < kVerdict) return;
   Accusation own = *std::exchange(accusation, std::nullopt);
-  declare(own.error, own.culprit);
+  declare(std::move(own.error), own.culprit);
 }
 
-void Group::Impl::declare(const Error& error, std::optional<Rank> blamed) {
+void Group::Impl::declare(Error error, std::optional<Rank> blamed) {
   WEFT_LOG(runtime, info, "group failed: %s", error.message().c_str());
   recorder.note("failure", error.message());
-  std::optional<Error> reason = error;
+  std::optional<Error> reason(std::move(error));
   end_works(reason, blamed);
 }
 
@@ -112,10 +112,11 @@ void Group::Impl::end_works(std::optional<Error>& reason, std::optional<Rank> bl
 
 // Nothing more can be had: what was made before must do.
 void Group::Impl::ran_out_of_memory() noexcept {
+  bool before = failed;
   try {
     fail(no_memory, mesh.rank);
-    // Rank 0 knows. Its answer may need memory as well.
-    if (accusation && now() - accusation->since < kVerdict) return;
+    // Rank 0 decides. Who finds no memory while it waits for the answer does not wait on.
+    if (accusation && !before) return;
   } catch (const std::bad_alloc&) {
   }
   if (has_failed.load()) return;
@@ -128,9 +129,16 @@ void Group::Impl::ran_out_of_memory() noexcept {
       channel->hang_up();  // that is understood too
     }
   }
-  accusation.reset();
-  std::optional<Error> reason(std::move(last_reason));
-  end_works(reason, mesh.rank);
+  std::optional<Rank> blamed = mesh.rank;
+  std::optional<Error> reason;
+  if (accusation) {
+    blamed = accusation->culprit;
+    reason = std::move(accusation->error);
+    accusation.reset();
+  } else {
+    reason = std::move(last_reason);
+  }
+  end_works(reason, blamed);
 }
 
 // A process that was stopped (Ctrl-Z, a paused container) finds all others silent, and may be the
@@ -385,24 +393,27 @@ void Group::Impl::say_goodbye() {
 }
 
 Result<void> Group::leave() {
-  Impl* impl = impl_.get();
-  WEFT_TRY(impl->may_wait());
-  if (auto failure = impl->current_failure()) return *failure;
-  if (impl->mesh.ranks == 1) return {};
-  impl->post([impl] {
-    impl->leaving_since = impl->now();
-    impl->engine->acknowledge();
-    if (!impl->is_root()) {
-      impl->mesh.control[0]->send(Control::bye, Packer());
+  return impl_->together([&] { return impl_->leave(); });
+}
+
+Result<void> Group::Impl::leave() {
+  WEFT_TRY(may_wait());
+  if (auto reason = current_failure()) return *std::move(reason);
+  if (mesh.ranks == 1) return {};
+  post([this] {
+    leaving_since = now();
+    engine->acknowledge();
+    if (!is_root()) {
+      mesh.control[0]->send(Control::bye, Packer());
       return;
     }
-    impl->said_bye[0] = true;  // as if rank 0 had told itself
-    if (!impl->first_bye) impl->first_bye = impl->now();
-    impl->say_goodbye();
+    said_bye[0] = true;  // as if rank 0 had told itself
+    if (!first_bye) first_bye = now();
+    say_goodbye();
   });
-  impl->drive_until([&] { return impl->left.load(); });
-  if (impl->left.load()) return {};
-  return *impl->current_failure();
+  drive_until([&] { return left.load(); });
+  if (left.load()) return {};
+  return *current_failure();
 }
 
 Result<std::shared_ptr<Group::Impl>> Group::Impl::rebuilt(Nanos settle, uint32_t least) {
@@ -436,17 +447,19 @@ Result<std::shared_ptr<Group::Impl>> Group::Impl::rebuilt(Nanos settle, uint32_t
 }
 
 Result<std::unique_ptr<Group>> Group::rebuild(Nanos settle, uint32_t least) {
-  WEFT_TRY(impl_->may_wait());
-  // A rank that is lost before the new group has begun to work ends that group for all who are in
-  // it, whether or not their program has seen it: they begin again from there.
-  std::vector<std::shared_ptr<Impl>> failed = {impl_};
-  for (uint32_t left = impl_->mesh.ranks;; --left) {
-    WEFT_ASSIGN(auto next, failed.back()->rebuilt(settle, least));
-    if (!next->has_failed.load())
-      return std::unique_ptr<Group>(new Group(std::move(next), nullptr, 0));
-    if (left == 0) return *next->current_failure();
-    failed.push_back(std::move(next));
-  }
+  return impl_->alone([&]() -> Result<std::unique_ptr<Group>> {
+    WEFT_TRY(impl_->may_wait());
+    // A rank that is lost before the new group has begun to work ends that group for all who are in
+    // it, whether or not their program has seen it: they begin again from there.
+    std::vector<std::shared_ptr<Impl>> failed = {impl_};
+    for (uint32_t left = impl_->mesh.ranks;; --left) {
+      WEFT_ASSIGN(auto next, failed.back()->rebuilt(settle, least));
+      if (!next->has_failed.load())
+        return std::unique_ptr<Group>(new Group(std::move(next), nullptr, 0));
+      if (left == 0) return *next->current_failure();
+      failed.push_back(std::move(next));
+    }
+  });
 }
 
 }  // namespace weft::runtime

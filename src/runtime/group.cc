@@ -5,6 +5,7 @@
 #include <csignal>
 #include <new>
 #include <set>
+#include <system_error>
 
 #include "weft/probe.h"
 
@@ -111,7 +112,7 @@ Result<std::shared_ptr<Group::Impl>> Group::Impl::join(const Options& options,
   auto impl = std::make_shared<Impl>(options, epoch, recorder, std::move(mesh));
   auto ready = impl->meet_neighbours();
   if (ready) ready = impl->agree_on_costs();
-  if (ready) impl->begin();
+  if (ready) ready = impl->begin();
   // Survivors that lose another one now are left of this group, and not of the old one.
   if (ready || (survivors != nullptr && impl->has_failed.load())) return impl;
   return std::move(ready).error();
@@ -170,9 +171,10 @@ Result<void> Group::Impl::agree_on_costs() {
 
 const schedule::Choice& Group::Impl::choice_among(uint32_t ranks, uint32_t hosts) {
   std::lock_guard lock(mutex);
-  auto [place, made] = choices.try_emplace({ranks, hosts});
-  if (made) place->second = schedule::choose_all_reduce(*costs, {ranks, options.plan.lanes, hosts});
-  return place->second;
+  auto found = choices.find({ranks, hosts});
+  if (found != choices.end()) return found->second;
+  schedule::Choice made = schedule::choose_all_reduce(*costs, {ranks, options.plan.lanes, hosts});
+  return choices.emplace(std::pair(ranks, hosts), std::move(made)).first->second;
 }
 
 uint32_t Group::Impl::hosts_of(const collective::Members& members) const {
@@ -182,18 +184,26 @@ uint32_t Group::Impl::hosts_of(const collective::Members& members) const {
   return static_cast<uint32_t>(met.size());
 }
 
-void Group::Impl::begin() {
-  if (!options.progress_thread) return;
+Result<void> Group::Impl::begin() {
+  if (!options.progress_thread) return {};
   // Signals are for the program's own threads.
   sigset_t all, before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
-  thread = std::thread([this] { loop(); });
+  Result<void> begun;
+  try {
+    thread = std::thread([this] { loop(); });
+  } catch (const std::system_error& refused) {
+    begun = net::own_error(refused.code().value(), "cannot start a thread");
+  } catch (const std::bad_alloc&) {
+    begun = copy_of(no_memory);
+  }
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  return begun;
 }
 
 Group::Impl::~Impl() {
-  if (!same_process()) {
+  if (!in_same_process()) {
     // The thread is not here, and locks may be held by others that are not: nothing is touched.
     if (thread.joinable()) thread.detach();
     static_cast<void>(engine.release());
@@ -210,7 +220,11 @@ Group::Impl::~Impl() {
   Seat sits(*this, std::unique_lock(seat));
   engine->halt();
   bool waits_for_readers = failed || (is_root() && left);
-  if (waits_for_readers && mesh.ranks > 1) linger();
+  try {
+    if (waits_for_readers && mesh.ranks > 1) linger();
+  } catch (const std::bad_alloc&) {
+    return;  // what was said must do
+  }
 }
 
 // ---- a turn ------------------------------------------------------------------------------
@@ -225,7 +239,7 @@ bool Group::Impl::turn(Nanos timeout) {
 }
 
 bool Group::Impl::turn_once(Nanos timeout) {
-  if (ran_out.load(std::memory_order_relaxed)) fail(no_memory, mesh.rank);
+  if (ran_out.load(std::memory_order_relaxed) && ran_out.exchange(false)) ran_out_of_memory();
   bool sleeps =
       timeout.count > 0 && !engine->more_to_send() && !has_commands.load(std::memory_order_acquire);
   bool moved = mesh.reactor->run_once(sleeps ? timeout : Nanos{0});
@@ -518,6 +532,7 @@ void Group::Impl::finished_piece(uint64_t operation) {
 Group::Group(std::shared_ptr<Impl> impl, collective::Members members, uint32_t id)
     : impl_(std::move(impl)), members_(std::move(members)), id_(id) {
   rank_ = impl_->mesh.rank.index;
+  hosts_ = impl_->hosts_of(members_);
   if (!members_) return;
   auto found = std::find(members_->begin(), members_->end(), rank_);
   rank_ = static_cast<uint32_t>(found - members_->begin());
@@ -525,15 +540,19 @@ Group::Group(std::shared_ptr<Impl> impl, collective::Members members, uint32_t i
 Group::~Group() = default;
 
 Result<std::unique_ptr<Group>> Group::join(const Options& options, capture::Recorder& recorder) {
-  WEFT_ASSIGN(auto impl, Impl::join(options, recorder, 0));
-  return std::unique_ptr<Group>(new Group(std::move(impl), nullptr, 0));
+  try {
+    WEFT_ASSIGN(auto impl, Impl::join(options, recorder, 0));
+    return std::unique_ptr<Group>(new Group(std::move(impl), nullptr, 0));
+  } catch (const std::bad_alloc&) {
+    return Error(Code::exhausted, kNoMemory);
+  }
 }
 
 Rank Group::rank() const { return {rank_}; }
 uint32_t Group::ranks() const {
   return members_ ? static_cast<uint32_t>(members_->size()) : impl_->mesh.ranks;
 }
-uint32_t Group::hosts() const { return impl_->hosts_of(members_); }
+uint32_t Group::hosts() const { return hosts_; }
 const std::vector<join::Member>& Group::members() const { return impl_->mesh.members; }
 
 namespace {
@@ -654,24 +673,20 @@ Result<void> attach_memory(const Call& call, collective::Operation& operation) {
 }  // namespace
 
 Result<Work> Group::start(const Call& call) {
-  WEFT_TRY(impl_->same_process());
-  try {
+  return impl_->together([&]() -> Result<Work> {
+    WEFT_TRY(impl_->same_process());
     WEFT_ASSIGN(auto state, impl_->prepare(call, members_, id_, rank_, ranks()));
     impl_->want_progress_thread();
     return Work(std::move(state), impl_);
-  } catch (const std::bad_alloc&) {
-    // Its number may be given: the others would wait for what cannot come.
-    impl_->ran_out.store(true);
-    impl_->mesh.reactor->wake();
-    if (!impl_->options.progress_thread) impl_->once();
-    return Impl::copy_of(impl_->no_memory);
-  }
+  });
 }
 
 Result<void> Group::run(const Call& call) {
-  WEFT_TRY(impl_->may_wait());
-  WEFT_ASSIGN(Work work, start(call));
-  return work.wait();
+  return impl_->together([&]() -> Result<void> {
+    WEFT_TRY(impl_->may_wait());
+    WEFT_ASSIGN(Work work, start(call));
+    return work.wait();
+  });
 }
 
 Result<std::shared_ptr<Work::State>> Group::Impl::prepare(const Call& call,
@@ -758,39 +773,47 @@ Result<void> Group::receive(void* data, uint64_t count, Type type, Rank from) {
 }
 
 Result<std::unique_ptr<Group>> Group::subgroup(std::span<const uint32_t> ranks) {
-  std::vector<uint32_t> global;
-  bool here = false;
-  for (uint32_t member : ranks) {
-    if (member >= this->ranks())
-      return error(Code::invalid_argument, "there is no rank %u among %u", member, this->ranks());
-    global.push_back(members_ ? (*members_)[member] : member);
-    if (std::count(global.begin(), global.end(), global.back()) > 1)
-      return error(Code::invalid_argument, "rank %u is named twice", member);
-    here = here || member == rank_;
-  }
-  if (!here) return error(Code::invalid_argument, "rank %u is not in the new group", rank_);
-  // The members agree on a number without asking each other: it follows from who they are and
-  // from how many such groups there were.
-  uint64_t hash = 0xcbf29ce484222325;
-  auto mix = [&](uint64_t value) { hash = (hash ^ value) * 0x100000001b3; };
-  {
-    std::lock_guard lock(impl_->mutex);
-    mix(++impl_->subgroups[global]);
-  }
-  for (uint32_t member : global) mix(member);
-  auto id = static_cast<uint32_t>((hash >> 32) ^ hash) & 0x7fffffffu;
-  auto members = std::make_shared<const std::vector<uint32_t>>(std::move(global));
-  return std::unique_ptr<Group>(new Group(impl_, std::move(members), std::max(1u, id)));
+  return impl_->alone([&]() -> Result<std::unique_ptr<Group>> {
+    std::vector<uint32_t> global;
+    bool here = false;
+    for (uint32_t member : ranks) {
+      if (member >= this->ranks())
+        return error(Code::invalid_argument, "there is no rank %u among %u", member, this->ranks());
+      global.push_back(members_ ? (*members_)[member] : member);
+      if (std::count(global.begin(), global.end(), global.back()) > 1)
+        return error(Code::invalid_argument, "rank %u is named twice", member);
+      here = here || member == rank_;
+    }
+    if (!here) return error(Code::invalid_argument, "rank %u is not in the new group", rank_);
+    auto members = std::make_shared<const std::vector<uint32_t>>(global);
+    std::unique_ptr<Group> made(new Group(impl_, members, 0));
+    // The members agree on a number without asking each other: it follows from who they are and
+    // from how many such groups there were. It is counted last, when nothing can be lacking.
+    uint64_t hash = 0xcbf29ce484222325;
+    auto mix = [&](uint64_t value) { hash = (hash ^ value) * 0x100000001b3; };
+    {
+      std::lock_guard lock(impl_->mutex);
+      mix(++impl_->subgroups[std::move(global)]);
+    }
+    for (uint32_t member : *members) mix(member);
+    made->id_ = std::max(1u, static_cast<uint32_t>((hash >> 32) ^ hash) & 0x7fffffffu);
+    return made;
+  });
 }
 
 void Group::abort(const std::string& reason) {
   Impl* impl = impl_.get();
-  if (!impl->same_process()) return;
-  impl->post([impl, reason] {
-    impl->fail(error(Code::cancelled, "%s ended the group: %s",
-                     impl->describe(impl->mesh.rank).c_str(), reason.c_str()),
-               impl->mesh.rank);
-  });
+  if (!impl->in_same_process()) return;
+  try {
+    impl->post([impl, reason] {
+      impl->fail(error(Code::cancelled, "%s ended the group: %s",
+                       impl->describe(impl->mesh.rank).c_str(), reason.c_str()),
+                 impl->mesh.rank);
+    });
+  } catch (const std::bad_alloc&) {
+    impl->ran_out.store(true);  // it ends all the same, if not with these words
+    impl->mesh.reactor->wake();
+  }
   if (!impl->options.progress_thread) impl->once();
 }
 

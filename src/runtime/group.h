@@ -9,12 +9,16 @@
 #include <condition_variable>
 #include <list>
 #include <mutex>
+#include <new>
 #include <thread>
 
 #include "weft/collective.h"
 #include "weft/runtime.h"
 
 namespace weft::runtime {
+
+// For one who has no memory for better words: these fit into a string itself.
+inline constexpr const char* kNoMemory = "no memory left";
 
 struct Work::State {
   Group::Impl* group = nullptr;
@@ -53,6 +57,8 @@ struct Exchange::Impl {
   std::vector<Algorithm> algorithm_of;  // by piece
 
   Impl(std::vector<Tensor> registered, schedule::Layout made);
+  Result<void> ready(uint32_t tensor, uint64_t step);
+  Result<void> wait(uint32_t tensor, uint64_t step);
 };
 
 struct Group::Impl : std::enable_shared_from_this<Group::Impl> {
@@ -70,12 +76,32 @@ struct Group::Impl : std::enable_shared_from_this<Group::Impl> {
   // Which all-reduce for which size, among so many ranks on so many hosts.
   const schedule::Choice& choice_among(uint32_t ranks, uint32_t hosts);
   uint32_t hosts_of(const collective::Members& members) const;
-  void begin();  // the progress thread
+  Result<void> begin();  // the progress thread
 
   bool is_root() const { return mesh.rank.index == 0; }
   std::optional<Error> current_failure();
   // A copy; where there is no memory for one, short words that need none.
   static Error copy_of(const Error& error) noexcept;
+  // A call that only this rank makes: memory that runs out in it is its error, and nothing else.
+  template <typename F>
+  auto alone(F&& call) const -> decltype(call()) {
+    try {
+      return call();
+    } catch (const std::bad_alloc&) {
+      return copy_of(no_memory);
+    }
+  }
+  // One that all ranks make: the others would wait for what cannot come, so it is the group's end
+  // too, and returns when that is so.
+  template <typename F>
+  auto together(F&& call) -> decltype(call()) {
+    try {
+      return call();
+    } catch (const std::bad_alloc&) {
+      return end_without_memory();
+    }
+  }
+  Error end_without_memory() noexcept;
   Nanos now() const { return mesh.network->clock().now(); }
   Nanos ran() const { return now() - suspended; }  // without the time in which it did not run
 
@@ -111,6 +137,7 @@ struct Group::Impl : std::enable_shared_from_this<Group::Impl> {
   // Whether this thread may wait for the group at all.
   Result<void> may_wait() const;
   // Whether this is the process that joined.
+  bool in_same_process() const { return net::times_forked() == forks; }
   Result<void> same_process() const;
   void want_progress_thread();  // the progress thread is wanted
 
@@ -133,7 +160,7 @@ struct Group::Impl : std::enable_shared_from_this<Group::Impl> {
   // A reason to end the group. Rank 0 decides which reason is the first, for all: others ask it,
   // and wait for its word a moment.
   void fail(const Error& error, std::optional<Rank> culprit);
-  void declare(const Error& error, std::optional<Rank> culprit);
+  void declare(Error error, std::optional<Rank> culprit);
   void end_works(std::optional<Error>& reason, std::optional<Rank> culprit);
   void await_verdict(Nanos now);
   void ran_out_of_memory() noexcept;
@@ -142,12 +169,14 @@ struct Group::Impl : std::enable_shared_from_this<Group::Impl> {
   void check_deadlines(Nanos now);
   void send_heartbeats(Nanos now);
   std::string describe(Rank rank) const;
+  Result<void> leave();
   void say_goodbye();
   void linger();  // does not close before its last words were read
 
   // ---- status.cc
   void asked(std::unique_ptr<net::Socket> socket);
   void serve_status(Nanos now);
+  std::string status();
   std::string status_of_this_rank();
   void tell_status();  // to those who wait in Group::status()
 

@@ -14,7 +14,9 @@
 //
 // Failure: every wait ends with a reason that names a rank. The first reason wins, reaches all
 // ranks, and stays: the group then refuses work with the same words, until it is rebuilt with
-// those that are left. The process is never ended by weft.
+// those that are left. The process is never ended by weft, and nothing is thrown: memory that runs
+// out is the error of the call that needed it, with the code exhausted, and if others take part in
+// that call, the end of the group.
 //
 // Threads: all functions from any thread, except that a Group and its Exchange are destroyed by
 // one thread when nobody waits on them. A process that was forked has no part in the group of its
@@ -214,7 +216,7 @@ class Group {
   Result<void> leave();
   // Operations in flight, lanes and their counts, who waits for whom: one JSON object. Any thread
   // may ask at any time. If a callback holds up the group for a second, the object says only who
-  // this is, and "busy": true.
+  // this is, and "busy": true; without memory it is empty.
   std::string status();
   // Processor time that lane workers have used so far, and whether they are processes.
   Nanos workers_processor_time() const;
@@ -224,10 +226,12 @@ class Group {
 
  private:
   Group(std::shared_ptr<Impl> impl, collective::Members members, uint32_t id);
+  Result<std::unique_ptr<Exchange>> make_exchange(std::vector<Tensor> tensors);
   std::shared_ptr<Impl> impl_;
   collective::Members members_;  // null: all ranks of the job
   uint32_t id_ = 0;
   uint32_t rank_ = 0;
+  uint32_t hosts_ = 1;
 };
 
 // Asks the job whose rank 0 is at `address` how it is doing: one JSON object with all ranks that

@@ -1,6 +1,7 @@
 // A scene is played: every rank does its part in one thread, and says how it went.
 #pragma once
 
+#include <new>
 #include <set>
 
 #include "sim_scene.h"
@@ -27,7 +28,8 @@ struct Played {
   sim::Outcome outcome;
   std::vector<Report> reports;
   std::vector<std::optional<Nanos>> died;
-  std::vector<bool> refused;  // by rank: its system did not give it something
+  std::vector<bool> refused;          // by rank: it did not get something, or memory
+  std::vector<uint64_t> allocations;  // by rank
   std::vector<std::optional<std::pair<Rank, Rank>>> ends;  // by fault: of its connection
   uint64_t course = 0;
   std::string lines;
@@ -162,25 +164,42 @@ class Player {
 
   void play() {
     auto recorder = capture::Recorder::off();
+    try {
+      play_chapters(*recorder);
+    } catch (const std::bad_alloc&) {
+      report_.wrong = "an exception left weft";
+    }
+  }
+
+ private:
+  // A call into weft, which finds no memory when the scene says so.
+  template <typename F>
+  auto weft_call(F&& call) {
+    sim::Scarce scarce(world_, {rank_});
+    return call();
+  }
+
+  void play_chapters(capture::Recorder& recorder) {
     begin_chapter();
-    auto group = Group::join(options(), *recorder);
+    Options joining = options();
+    auto group = weft_call([&] { return Group::join(joining, recorder); });
     play_chapter(group, scene_.acts);
     // A new group may fail too, of what else was to happen.
     for (int again = 0; again < 2 && group && report_.error() && !report_.quit; ++again) {
       think(scene_.thinks[rank_]);
       meet_doom(Doom::When::rebuilding);
       begin_chapter();
-      auto smaller = (*group)->rebuild();
+      auto smaller = weft_call([&] { return (*group)->rebuild(); });
       if (smaller) meet_doom(Doom::When::rebuilt);
       Act sum;
       sum.calls.push_back({Collective::all_reduce, Algorithm::ring, Type::float32, 3000, 0, true});
       play_chapter(smaller, {sum, sum});
-      if (!smaller) return;
-      group = std::move(smaller);
+      if (!smaller) break;
+      weft_call([&] { group = std::move(smaller); });
     }
+    if (group) weft_call([&] { group->reset(); });
   }
 
- private:
   Options options() const {
     Options joining;
     joining.rank = {rank_};
@@ -224,7 +243,7 @@ class Player {
       ++chapter.acts_done;
     }
     if (report_.chapters.size() == 1) meet_doom(Doom::When::leaving);
-    return group.leave();
+    return weft_call([&] { return group.leave(); });
   }
 
   Result<void> run(Group& group, const Act& act, size_t index) {
@@ -235,14 +254,14 @@ class Player {
       case Act::Kind::together: return run_calls(group, act.calls, index);
       case Act::Kind::subgroup: {
         if (!named) return {};
-        WEFT_ASSIGN(auto part, group.subgroup(act.members));
+        WEFT_ASSIGN(auto part, weft_call([&] { return group.subgroup(act.members); }));
         return run_calls(*part, act.calls, index);
       }
       case Act::Kind::pair: return run_pair(group, act, index);
       case Act::Kind::shift: return run_shift(group, act, index);
       case Act::Kind::exchange: return run_exchange(group, act, index);
       case Act::Kind::abort:
-        if (named) group.abort("the seed says so");
+        if (std::string reason = "the seed says so"; named) weft_call([&] { group.abort(reason); });
         return {};
       case Act::Kind::quit: report_.quit = named; return {};
     }
@@ -254,7 +273,7 @@ class Player {
     std::vector<Work> works;
     for (const OneCall& call : calls) {
       own.push_back(make_call(call, group.rank().index, group.ranks(), index + own.size()));
-      WEFT_ASSIGN(Work work, own.back()->start(group));
+      WEFT_ASSIGN(Work work, weft_call([&] { return own.back()->start(group); }));
       works.push_back(std::move(work));
     }
     return wait_for(works, own);
@@ -266,7 +285,7 @@ class Player {
     std::iota(order.begin(), order.end(), size_t{0});
     shuffle(rng_, order);
     for (size_t i : order) {
-      WEFT_TRY(works[i].wait());
+      WEFT_TRY(weft_call([&] { return works[i].wait(); }));
       if (std::string wrong = own[i]->wrong(); !wrong.empty()) report_.wrong = wrong;
     }
     return {};
@@ -281,7 +300,7 @@ class Player {
     call.type = Type::int32;
     call.root = other;
     call.sends = sends;
-    return group.start(call);
+    return weft_call([&] { return group.start(call); });
   }
   void fill(std::vector<int32_t>& data, uint32_t from, size_t index) const {
     for (uint64_t i = 0; i < data.size(); ++i)
@@ -300,7 +319,7 @@ class Player {
     std::vector<int32_t> data(act.calls[0].count + 1, -1);
     if (own == from) fill(data, from, index);
     WEFT_ASSIGN(Work work, message(group, data, own == from, own == from ? to : from));
-    WEFT_TRY(work.wait());
+    WEFT_TRY(weft_call([&] { return work.wait(); }));
     if (own == to) check(data, from, index);
     return {};
   }
@@ -311,9 +330,9 @@ class Player {
     fill(out, own, index);
     WEFT_ASSIGN(Work sent, message(group, out, true, (own + 1) % ranks));
     WEFT_ASSIGN(Work received, message(group, in, false, before));
-    WEFT_TRY(received.wait());
+    WEFT_TRY(weft_call([&] { return received.wait(); }));
     check(in, before, index);
-    return sent.wait();
+    return weft_call([&] { return sent.wait(); });
   }
 
   // Every rank makes its gradients ready in an order of its own, and takes the sums in another; a
@@ -324,22 +343,23 @@ class Player {
     for (size_t t = 0; t < act.tensors.size(); ++t) data.emplace_back(act.tensors[t]);
     for (size_t t = 0; t < act.tensors.size(); ++t)
       tensors.push_back({text("tensor %zu", t), data[t], static_cast<uint32_t>(t)});
-    WEFT_ASSIGN(auto exchange, group.exchange(tensors));
+    WEFT_ASSIGN(auto exchange, weft_call([&] { return group.exchange(std::move(tensors)); }));
     std::vector<uint32_t> order(data.size());
     std::iota(order.begin(), order.end(), 0u);
     auto make_ready = [&](uint32_t t, uint64_t step) {
       for (uint64_t i = 0; i < data[t].size(); ++i)
         data[t][i] = static_cast<float>(number(group.rank().index, i, index + t + step * 3));
       if (rng_.below(4) == 0) think(Nanos::from_micros(static_cast<double>(rng_.below(2000))));
-      return exchange->ready(t, step);
+      return weft_call([&] { return exchange->ready(t, step); });
     };
     shuffle(rng_, order);
     for (uint32_t t : order) WEFT_TRY(make_ready(t, 0));
     for (uint64_t step = 0; step < act.steps; ++step) {
       shuffle(rng_, order);
-      if (exchange->barrier() == plan::Barrier::all) WEFT_TRY(exchange->wait_all(step));
+      if (exchange->barrier() == plan::Barrier::all)
+        WEFT_TRY(weft_call([&] { return exchange->wait_all(step); }));
       for (uint32_t t : order) {
-        WEFT_TRY(exchange->wait(t, step));
+        WEFT_TRY(weft_call([&] { return exchange->wait(t, step); }));
         for (uint64_t i = 0; i < data[t].size(); ++i) {
           uint64_t sum = 0;
           for (uint32_t r = 0; r < group.ranks(); ++r) sum += number(r, i, index + t + step * 3);
@@ -383,6 +403,7 @@ inline Played play(const Scene& scene, bool keep_lines = false) {
   for (uint32_t rank = 0; rank < scene.ranks; ++rank) {
     played.died.push_back(world.died({rank}));
     played.refused.push_back(world.refused({rank}));
+    played.allocations.push_back(world.allocations({rank}));
   }
   for (const Fault& fault : scene.world.faults)
     played.ends.push_back(world.ends_of(fault.connection));

@@ -222,6 +222,22 @@ inline void add_shared_memory(Rng& rng, Scene& scene) {
   scene.world.ring = 4096u << rng.below(8);
 }
 
+// One rank finds no memory: once, a few times in a row, or never again. Small numbers as often as
+// large ones, so that every phase is met.
+inline void add_memory(Rng rng, Scene& scene) {
+  if (rng.below(8) != 0) return;
+  Fault fault;
+  fault.kind = Fault::Kind::memory;
+  fault.rank = static_cast<uint32_t>(rng.below(scene.ranks));
+  fault.at = 1 + rng.below(uint64_t{1} << rng.below(13));
+  switch (rng.below(4)) {
+    case 0: fault.count = 2 + rng.below(8); break;
+    case 1: fault.count = UINT64_MAX; break;
+    default: break;
+  }
+  scene.world.faults.push_back(fault);
+}
+
 inline Scene scene_of(uint64_t seed) {
   Rng rng(seed);
   Scene scene;
@@ -260,6 +276,7 @@ inline Scene scene_of(uint64_t seed) {
   if (rng.below(2) == 0) add_shared_memory(rng, scene);
   for (uint32_t rank = 0; rank < scene.ranks; ++rank)
     scene.thinks.push_back(Nanos::from_millis(static_cast<double>(rng.below(300))));
+  add_memory(Rng(~seed), scene);  // by numbers of its own: what else the seed decides stays
   return scene;
 }
 

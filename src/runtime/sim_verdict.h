@@ -56,7 +56,8 @@ inline Judgement judge(const Scene& scene, const Played& played) {
       case Fault::Kind::slow:
       case Fault::Kind::task_stop:  // lanes are opened again without the worker
       case Fault::Kind::task_end:
-      case Fault::Kind::refusal: break;  // by who was refused something, below
+      case Fault::Kind::refusal:
+      case Fault::Kind::memory: break;  // by who was refused something, below
       case Fault::Kind::partition:
         // Who cannot be reached for longer than words are waited for is gone without any.
         for (uint32_t rank = 0; rank < scene.ranks && lasts > kLastWords; ++rank) {
@@ -204,11 +205,16 @@ class Verdict {
       for (uint32_t other : chapter.members)
         if (!of(other, index) || of(other, index)->members != chapter.members)
           suspects.insert(other);
+    // A call that only this rank makes, and for which it had no memory, ends no group.
+    Code code = chapter.error->code();
+    if (formed && !chapter.culprit && played_.refused[rank] && code == Code::exhausted) return {};
     if (formed && !chapter.culprit) return "blames nobody: ";
     if (formed && !suspects.contains(*chapter.culprit))
       return text("blames rank %u: ", *chapter.culprit);
     // What it lacks is its own: it needs no name for itself.
-    if (played_.refused[rank] && chapter.error->code() == Code::io) return {};
+    bool own = code == Code::io || code == Code::exhausted ||
+               chapter.error->message() == "no memory left";  // for better words
+    if (played_.refused[rank] && own) return {};
     if (index == 0 && !names(chapter.error->message(), suspects)) return "names nobody: ";
     return {};
   }

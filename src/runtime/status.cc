@@ -150,24 +150,30 @@ void Group::Impl::tell_status() {
 // Whoever drives may stay for as long as an operation takes: it is asked, and answers in its next
 // turn. Only a driver that does not come to one, in a callback of the program, stays silent.
 std::string Group::status() {
-  Impl& impl = *impl_;
-  if (impl.driven_by_this_thread()) return impl.status_of_this_rank();
-  std::unique_lock lock(impl.mutex);
-  uint64_t ticket = ++impl.status_asked;
-  impl.status_wanted.store(true);
+  try {
+    return impl_->status();
+  } catch (const std::bad_alloc&) {
+    return "{}";
+  }
+}
+
+std::string Group::Impl::status() {
+  if (driven_by_this_thread()) return status_of_this_rank();
+  std::unique_lock lock(mutex);
+  uint64_t ticket = ++status_asked;
+  status_wanted.store(true);
   lock.unlock();
-  impl.mesh.reactor->wake();
-  Nanos until = impl.now() + kPatience;
+  mesh.reactor->wake();
+  Nanos until = now() + kPatience;
   do {
-    if (Impl::Seat sits = impl.try_seat()) return impl.status_of_this_rank();
+    if (Seat sits = try_seat()) return status_of_this_rank();
     lock.lock();
-    if (impl.changed.wait_for(lock, std::chrono::milliseconds(1),
-                              [&] { return impl.status_told >= ticket; }))
-      return impl.status_words;
+    if (changed.wait_for(lock, std::chrono::milliseconds(1), [&] { return status_told >= ticket; }))
+      return status_words;
     lock.unlock();
-  } while (impl.now() < until);
-  Json out = {{"rank", impl.mesh.rank.index},
-              {"host", impl.options.host},
+  } while (now() < until);
+  Json out = {{"rank", mesh.rank.index},
+              {"host", options.host},
               {"pid", static_cast<int>(::getpid())},
               {"busy", true}};
   return words_of(out);

@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <new>
 
 #include "shm/name.h"
+#include "sim/account.h"
 #include "sim/fiber.h"
 #include "sim/memory.h"
 #include "sim/wire.h"
@@ -40,6 +42,7 @@ class World::Impl {
     ahead_.resize(options_.ranks);
     asked_.resize(options_.ranks);
     refused_.resize(options_.ranks);
+    for (uint32_t rank = 0; rank < options_.ranks; ++rank) accounts_.push_back({this, rank, 0});
   }
 
   // A stack of its own: a rank's, and behind those of all ranks, one for each task.
@@ -86,6 +89,20 @@ class World::Impl {
     return true;
   }
   bool refused(uint32_t rank) const { return refused_[rank]; }
+  Account& account_of(uint32_t rank) { return accounts_[rank]; }
+  // A rank asks for memory. False if it does not get it.
+  bool may_allocate(Account& account) {
+    uint64_t number = ++account.asked;
+    for (const Fault& fault : options_.faults) {
+      if (fault.kind != Fault::Kind::memory || fault.rank != account.rank || number < fault.at ||
+          number - fault.at >= fault.count)
+        continue;
+      refused_[account.rank] = true;
+      wire_.note("has no memory for", account.rank, number);
+      return false;
+    }
+    return true;
+  }
   Wire& wire() { return wire_; }
   Memories& memories() { return memories_; }
   const Options& options() const { return options_; }
@@ -112,7 +129,9 @@ class World::Impl {
   std::vector<Nanos> ahead_;                    // by rank: a dead rank's clock runs away
   std::vector<uint64_t> asked_;                 // by rank
   std::vector<bool> refused_;                   // by rank
+  std::vector<Account> accounts_;               // by rank
   Place* current_ = nullptr;
+  std::string lost_process_;  // a task did what ends a process
 };
 
 // ---- what a rank sees --------------------------------------------------------------------
@@ -121,17 +140,22 @@ class StreamSocket final : public Socket, public Source {
  public:
   StreamSocket(World::Impl& world, std::shared_ptr<Connection> connection, size_t side)
       : world_(world), connection_(std::move(connection)), side_(side) {}
-  ~StreamSocket() override { world_.wire().close(*connection_, side_); }
+  ~StreamSocket() override { shut(); }
   ssize_t send(const iovec* parts, size_t count) override {
+    Charge nobody(nullptr);
     return world_.wire().send(*connection_, side_, parts, count);
   }
   ssize_t receive(const iovec* parts, size_t count) override {
+    Charge nobody(nullptr);
     return world_.wire().receive(*connection_, side_, parts, count);
   }
   int connect_outcome() override { return connection_->failures[side_]; }
   std::string local_host() const override { return World::address_of({connection_->ranks[side_]}); }
   std::string peer() const override { return World::address_of({connection_->ranks[1 - side_]}); }
-  void shut() override { world_.wire().close(*connection_, side_); }
+  void shut() override {
+    Charge nobody(nullptr);
+    world_.wire().close(*connection_, side_);
+  }
   uint32_t events() const override { return world_.wire().events(*connection_, side_); }
 
  private:
@@ -144,10 +168,14 @@ class ListenSocket final : public Socket, public Source {
  public:
   ListenSocket(World::Impl& world, uint32_t rank, uint16_t port)
       : world_(world), rank_(rank), port_(port) {}
-  ~ListenSocket() override { world_.wire().stop_listening(rank_, port_); }
+  ~ListenSocket() override {
+    Charge nobody(nullptr);
+    world_.wire().stop_listening(rank_, port_);
+  }
   ssize_t send(const iovec*, size_t) override { return -ENOTCONN; }
   ssize_t receive(const iovec*, size_t) override { return -ENOTCONN; }
   Result<std::unique_ptr<Socket>> accept() override {
+    Charge nobody(nullptr);
     if (!world_.wire().has_caller(rank_, port_)) return std::unique_ptr<Socket>();
     if (!world_.may_have(rank_)) return own_error(EMFILE, "cannot take a connection");
     auto connection = world_.wire().accept(rank_, port_);
@@ -173,6 +201,7 @@ class SimReactor final : public Reactor {
   SimReactor(World::Impl& world, uint32_t rank) : world_(world), rank_(rank) {}
 
   Result<void> add(Socket& socket, uint32_t events, Handler* handler) override {
+    Charge nobody(nullptr);
     auto* known = dynamic_cast<Source*>(&socket.carrier());
     WEFT_CHECK(known != nullptr);
     if (!world_.may_have(rank_)) return own_error(ENOSPC, "cannot watch a connection");
@@ -193,11 +222,13 @@ class SimReactor final : public Reactor {
   // As the kernel's: what waits in memory is asked for before the wait, and during it only bells
   // are heard.
   bool run_once(Nanos timeout) override {
-    bool any = world_.alive(rank_) && ask_memory(false);
-    if (!any && timeout.count > 0 && world_.alive(rank_)) any = ask_memory(true);
+    Charge nobody(nullptr);
+    Account* caller = nobody.before();
+    bool any = world_.alive(rank_) && ask_memory(false, caller);
+    if (!any && timeout.count > 0 && world_.alive(rank_)) any = ask_memory(true, caller);
     if (!world_.wait(rank_, *this, any ? Nanos{0} : timeout)) return any;
     woken_ = false;
-    return call_handlers([](const Place& place) { return kernel_events(place); }) || any;
+    return call_handlers([](const Place& place) { return kernel_events(place); }, caller) || any;
   }
   void wake() override { woken_ = true; }
 
@@ -218,13 +249,16 @@ class SimReactor final : public Reactor {
     uint32_t wanted = place.socket->shared() ? static_cast<uint32_t>(EPOLLIN) : place.events;
     return place.carrier->events() & (wanted | EPOLLERR | EPOLLHUP);
   }
-  bool ask_memory(bool sleeping) {
-    return call_handlers([&](const Place& place) {
-      return place.socket->in_memory() ? place.socket->memory_events(place.events, sleeping) : 0u;
-    });
+  bool ask_memory(bool sleeping, Account* caller) {
+    return call_handlers(
+        [&](const Place& place) {
+          return place.socket->in_memory() ? place.socket->memory_events(place.events, sleeping)
+                                           : 0u;
+        },
+        caller);
   }
   template <typename Ready>
-  bool call_handlers(const Ready& ready_events) {
+  bool call_handlers(const Ready& ready_events, Account* caller) {
     if (places_.empty()) return false;
     // Whoever comes first is left to chance.
     std::vector<Place> round = places_;
@@ -236,7 +270,10 @@ class SimReactor final : public Reactor {
       uint32_t ready = ready_events(place);
       if (ready == 0) continue;
       any = true;
-      place.handler->on_events(ready);
+      {
+        Charge again(caller);
+        place.handler->on_events(ready);
+      }
       if (generation != generation_) return true;
     }
     return any;
@@ -264,7 +301,10 @@ class SimTask final : public Task {
   SimTask(World::Impl& world, World::Impl::Place& place, uint32_t number)
       : world_(world), place_(place), number_(number) {}
   std::string name() const override { return text("task %u", number_); }
-  bool finish(Nanos patience) override { return world_.finish(place_, patience); }
+  bool finish(Nanos patience) override {
+    Charge nobody(nullptr);
+    return world_.finish(place_, patience);
+  }
 
  private:
   World::Impl& world_;
@@ -277,6 +317,7 @@ class RankNetwork final : public Network, private System, private Clock {
   RankNetwork(World::Impl& world, uint32_t rank) : world_(world), rank_(rank) {}
 
   Result<std::unique_ptr<Socket>> listen(const std::string& host, uint16_t port) override {
+    Charge nobody(nullptr);
     if (host != World::address_of({rank_}) || !world_.alive(rank_))
       return io_error(EADDRNOTAVAIL, "cannot listen on %s", host.c_str());
     if (!world_.may_have(rank_)) return own_error(EMFILE, "cannot make a socket");
@@ -286,6 +327,7 @@ class RankNetwork final : public Network, private System, private Clock {
     return std::unique_ptr<Socket>(std::make_unique<ListenSocket>(world_, rank_, port));
   }
   Result<std::unique_ptr<Socket>> connect(const std::string& host, uint16_t port) override {
+    Charge nobody(nullptr);
     if (!world_.alive(rank_)) return io_error(ENETDOWN, "cannot connect to %s", host.c_str());
     if (!world_.may_have(rank_)) return own_error(EMFILE, "cannot make a socket");
     for (uint32_t other = 0; other < world_.options().ranks; ++other)
@@ -295,6 +337,7 @@ class RankNetwork final : public Network, private System, private Clock {
     return error(Code::not_found, "cannot find host \"%s\"", host.c_str());
   }
   Result<std::unique_ptr<Reactor>> reactor() override {
+    Charge nobody(nullptr);
     if (!world_.may_have(rank_)) return own_error(EMFILE, "cannot wait for connections");
     return std::unique_ptr<Reactor>(std::make_unique<SimReactor>(world_, rank_));
   }
@@ -304,25 +347,30 @@ class RankNetwork final : public Network, private System, private Clock {
 
  private:
   Result<std::unique_ptr<Bell>> bell() override {
+    Charge nobody(nullptr);
     if (!world_.may_have(rank_)) return own_error(EMFILE, "cannot make a bell");
     return std::unique_ptr<Bell>(std::make_unique<SimBell>());
   }
   Result<std::unique_ptr<Task>> start(std::function<void()> body) override {
+    Charge nobody(nullptr);
     if (!world_.alive(rank_) || !world_.may_have(rank_))
       return own_error(EAGAIN, "cannot start a task");
     World::Impl::Place& place = world_.start_task(rank_, std::move(body));
     return std::unique_ptr<Task>(std::make_unique<SimTask>(world_, place, tasks_++));
   }
   Result<std::unique_ptr<SharedMemory>> make_memory() override {
+    Charge nobody(nullptr);
     WEFT_ASSIGN(std::string name, shm::random_name(*this));
     if (!world_.may_have(rank_)) return own_error(ENOSPC, "cannot make shared memory");
     return world_.memories().make(rank_, name);
   }
   Result<std::unique_ptr<SharedMemory>> attach_memory(const std::string& name) override {
+    Charge nobody(nullptr);
     if (!world_.may_have(rank_)) return own_error(EMFILE, "cannot open shared memory");
     return world_.memories().attach(rank_, name);
   }
   Result<void> random(std::span<std::byte> out) override {
+    Charge nobody(nullptr);
     if (!world_.may_have(rank_)) return io_error(EAGAIN, "no random numbers");
     for (std::byte& one : out) one = static_cast<std::byte>(world_.wire().rng().below(256));
     return {};
@@ -343,11 +391,18 @@ World::Impl::Place& World::Impl::add_place(uint32_t rank) {
 }
 
 void World::Impl::prepare(Place& place, std::function<void()> body) {
-  place.fiber = std::make_unique<Fiber>([run = std::move(body)] {
+  // A rank is charged where it says so, and its tasks for all that they do.
+  Account* account = place.task ? &accounts_[place.rank] : nullptr;
+  place.fiber = std::make_unique<Fiber>([this, &place, account, run = std::move(body)] {
     try {
+      Charge own(account);
       run();
     } catch (const Gone&) {
       return;
+    } catch (const std::bad_alloc&) {
+      // On a real machine this would have been the end of the process.
+      if (!place.task) throw;
+      lost_process_ = text("memory ran out in a task of rank %u, and nobody caught it", place.rank);
     }
   });
 }
@@ -504,6 +559,10 @@ Outcome World::Impl::run(std::vector<std::function<void()>> bodies) {
     resume(place);
     WEFT_CHECK(place.fiber->finished());
   }
+  if (!lost_process_.empty()) {
+    outcome.complete = false;
+    outcome.report = lost_process_;
+  }
   return outcome;
 }
 
@@ -526,18 +585,38 @@ void World::doom(Rank rank, uint64_t waits, bool silently) {
 }
 std::optional<Nanos> World::died(Rank rank) const { return impl_->wire().died(rank.index); }
 bool World::refused(Rank rank) const { return impl_->refused(rank.index); }
+uint64_t World::allocations(Rank rank) const { return impl_->account_of(rank.index).asked; }
 std::optional<std::pair<Rank, Rank>> World::ends_of(uint64_t connection) const {
   return impl_->wire().ends_of(connection);
 }
 uint64_t World::course() const { return impl_->wire().course(); }
 std::string World::lines() const { return impl_->wire().lines(); }
 
+// ---- memory ------------------------------------------------------------------------------
+
+namespace {
+thread_local Account* charged = nullptr;
+}  // namespace
+
+Charge::Charge(Account* account) : before_(std::exchange(charged, account)) {}
+Charge::~Charge() { charged = before_; }
+
+Scarce::Scarce(World& world, Rank rank)
+    : before_(std::exchange(charged, &world.impl_->account_of(rank.index))) {}
+Scarce::~Scarce() { charged = static_cast<Account*>(before_); }
+
+bool refuses_memory() noexcept {
+  if (charged == nullptr) return false;
+  Charge nobody(nullptr);
+  return !nobody.before()->world->may_allocate(*nobody.before());
+}
+
 // ---- faults ------------------------------------------------------------------------------
 
 std::string to_text(const Fault& fault) {
-  static constexpr const char* kNames[] = {"spike",      "partition", "stop",     "slow",
-                                           "reset",      "half_open", "corrupt",  "death",
-                                           "power_loss", "task_stop", "task_end", "refusal"};
+  static constexpr const char* kNames[] = {
+      "spike", "partition",  "stop",      "slow",     "reset",   "half_open", "corrupt",
+      "death", "power_loss", "task_stop", "task_end", "refusal", "memory"};
   std::string out = kNames[static_cast<size_t>(fault.kind)];
   switch (fault.kind) {
     case Fault::Kind::spike:
@@ -564,6 +643,13 @@ std::string to_text(const Fault& fault) {
       return out + text(" of rank %u at %s %llu", fault.rank,
                         fault.kind == Fault::Kind::refusal ? "request" : "wait",
                         static_cast<unsigned long long>(fault.at));
+    case Fault::Kind::memory:
+      out += text(" of rank %u at allocation %llu", fault.rank,
+                  static_cast<unsigned long long>(fault.at));
+      if (fault.count == UINT64_MAX) return out + " and all after it";
+      return fault.count == 1 ? out
+                              : out + text(" and %llu after it",
+                                           static_cast<unsigned long long>(fault.count - 1));
   }
   return out;
 }
