@@ -11,6 +11,8 @@
 #include <condition_variable>
 #include <limits>
 #include <mutex>
+#include <new>
+#include <optional>
 #include <system_error>
 #include <thread>
 #include <unordered_map>
@@ -28,6 +30,7 @@ constexpr uint32_t kRingEventsMax = 1u << 24;
 // Rare facts wait in memory for the writer; a disk that hangs must not make that grow for ever.
 constexpr size_t kRareFactsMax = 1u << 16;
 constexpr size_t kTracksMax = trace::kNone16;
+constexpr const char* kNoMemory = "no memory left";  // fits into a string itself
 
 // Recorders are numbered once in a process and never again, so a number kept by a thread can go
 // stale but can never come to mean another recorder.
@@ -187,6 +190,9 @@ struct Recorder::Impl {
   void write_rare(Queue& facts);
   template <typename Call>
   bool attempt(Call call);
+  template <typename Call>
+  void unless_memory_runs_out(Call call);
+  Result<void> outcome();  // the first error, if there was one
   void write_events(std::span<const trace::Event> events);
 };
 
@@ -251,14 +257,35 @@ trace::ClockSample Recorder::Impl::sample_clocks() const {
 template <typename T>
 void Recorder::Impl::enqueue(std::vector<T> Queue::*member, T fact) {
   if (forked()) return;
+  unless_memory_runs_out([&] {
+    auto& facts = queue.*member;
+    if (finished) return;
+    if (facts.size() >= kRareFactsMax)
+      ++lost;
+    else
+      facts.push_back(std::move(fact));
+  });
+}
+
+// The observer fails alone: what it has no memory for is dropped and counted like anything else.
+template <typename Call>
+void Recorder::Impl::unless_memory_runs_out(Call call) {
   std::lock_guard lock(mutex);
-  auto& facts = queue.*member;
-  if (finished) return;
-  if (facts.size() >= kRareFactsMax) {
+  try {
+    call();
+  } catch (const std::bad_alloc&) {
     ++lost;
-    return;
   }
-  facts.push_back(std::move(fact));
+}
+
+Result<void> Recorder::Impl::outcome() {
+  std::lock_guard lock(mutex);
+  if (!first_error) return {};
+  try {
+    return Error(*first_error);
+  } catch (const std::bad_alloc&) {
+    return Error(first_error->code(), kNoMemory);
+  }
 }
 
 uint64_t Recorder::Impl::dropped_locked() const {
@@ -275,7 +302,12 @@ uint64_t Recorder::Impl::dropped_locked() const {
 template <typename Call>
 bool Recorder::Impl::attempt(Call call) {
   if (broken) return false;
-  Result<void> result = call();
+  Result<void> result;
+  try {
+    result = call();
+  } catch (const std::bad_alloc&) {
+    result = Error(Code::exhausted, kNoMemory);
+  }
   if (result) return false;
   const bool refused = result.error().code() == Code::invalid_argument;
   std::lock_guard lock(mutex);
@@ -334,7 +366,16 @@ void Recorder::Impl::drain() {
   Queue facts;
   {
     std::lock_guard lock(mutex);
-    parts.reserve(rings.size());
+    try {
+      parts.reserve(rings.size());
+    } catch (const std::bad_alloc&) {
+      for (const auto& ring : rings) {
+        const uint64_t end = ring->end();
+        lost += end - ring->begin();
+        ring->release_to(end);
+      }
+      return;
+    }
     for (const auto& ring : rings) {
       // First the owner, then the end: without an owner nothing can come after that end.
       const bool owned = ring->owned();
@@ -421,25 +462,28 @@ Result<std::unique_ptr<Recorder>> Recorder::start(Options options) {
   if (options.flush_interval.count <= 0) {
     return error(Code::invalid_argument, "the flush interval of a recorder must be positive");
   }
-  if (options.environment.weft_version.empty()) options.environment.weft_version = version();
-  auto impl = std::make_unique<Impl>();
-  impl->clock = options.clock != nullptr ? options.clock : &monotonic_clock();
-  impl->process = getpid();
-  impl->ring_events =
-      std::bit_ceil(std::clamp(options.ring_events, kRingEventsMin, kRingEventsMax));
-  impl->flush_interval = options.flush_interval;
-  WEFT_ASSIGN(impl->writer, trace::Writer::create(options.path, options.environment));
-  impl->enqueue(&Impl::Queue::clock_samples, impl->sample_clocks());
   try {
+    if (options.environment.weft_version.empty()) options.environment.weft_version = version();
+    std::unique_ptr<Recorder> recorder(new Recorder(std::make_unique<Impl>()));
+    Impl& impl = *recorder->impl_;
+    impl.clock = options.clock != nullptr ? options.clock : &monotonic_clock();
+    impl.process = getpid();
+    impl.ring_events =
+        std::bit_ceil(std::clamp(options.ring_events, kRingEventsMin, kRingEventsMax));
+    impl.flush_interval = options.flush_interval;
+    WEFT_ASSIGN(impl.writer, trace::Writer::create(options.path, options.environment));
+    impl.enqueue(&Impl::Queue::clock_samples, impl.sample_clocks());
     SignalsBlocked blocked;  // inherited by the new thread
-    impl->thread = std::thread([state = impl.get()] {
+    impl.thread = std::thread([state = &impl] {
       pthread_setname_np(pthread_self(), "weft-capture");
       state->work();
     });
+    return recorder;
   } catch (const std::system_error& failure) {
     return io_error(failure.code().value(), "cannot start the recorder's thread");
+  } catch (const std::bad_alloc&) {
+    return Error(Code::exhausted, kNoMemory);
   }
-  return std::unique_ptr<Recorder>(new Recorder(std::move(impl)));
 }
 
 std::unique_ptr<Recorder> Recorder::off() {
@@ -467,31 +511,52 @@ void Recorder::record(const trace::Event& event) noexcept {
 
 void Recorder::model(const trace::Model& model) {
   if (!impl_ || impl_->forked()) return;
-  std::lock_guard lock(impl_->mutex);
-  impl_->queue.model = model;
+  impl_->unless_memory_runs_out([&] {
+    trace::Model copy = model;
+    impl_->queue.model = std::move(copy);
+  });
 }
 
 trace::TrackId Recorder::track(const trace::Track& track) {
   if (!impl_ || impl_->forked()) return 0;
-  std::lock_guard lock(impl_->mutex);
-  auto& known = impl_->tracks;
-  if (auto at = std::find(known.begin(), known.end(), track); at != known.end()) {
-    return static_cast<trace::TrackId>(at - known.begin());
-  }
-  if (known.size() >= kTracksMax) return static_cast<trace::TrackId>(kTracksMax - 1);
-  const auto id = static_cast<trace::TrackId>(known.size());
-  known.push_back(track);
-  impl_->queue.tracks.emplace_back(id, track);
+  // One that nobody defined: what is recorded on it is refused and counted.
+  auto id = static_cast<trace::TrackId>(kTracksMax - 1);
+  impl_->unless_memory_runs_out([&] {
+    auto& known = impl_->tracks;
+    if (auto at = std::find(known.begin(), known.end(), track); at != known.end()) {
+      id = static_cast<trace::TrackId>(at - known.begin());
+      return;
+    }
+    if (known.size() >= kTracksMax) return;
+    const auto fresh = static_cast<trace::TrackId>(known.size());
+    // Both or neither: a track that is known is defined in the file.
+    impl_->queue.tracks.emplace_back(fresh, track);
+    try {
+      known.push_back(track);
+    } catch (const std::bad_alloc&) {
+      impl_->queue.tracks.pop_back();
+      throw;
+    }
+    id = fresh;
+  });
   return id;
 }
 
 trace::NameId Recorder::name(std::string_view name) {
   if (!impl_ || impl_->forked()) return trace::kNone;
-  std::lock_guard lock(impl_->mutex);
-  const auto next = static_cast<trace::NameId>(impl_->names.size());
-  const auto [at, is_new] = impl_->names.try_emplace(std::string(name), next);
-  if (is_new) impl_->queue.names.emplace_back(next, at->first);
-  return at->second;
+  auto id = trace::kNone;
+  impl_->unless_memory_runs_out([&] {
+    const auto next = static_cast<trace::NameId>(impl_->names.size());
+    const auto [at, is_new] = impl_->names.try_emplace(std::string(name), next);
+    try {
+      if (is_new) impl_->queue.names.emplace_back(next, at->first);
+    } catch (const std::bad_alloc&) {
+      impl_->names.erase(at);
+      throw;
+    }
+    id = at->second;
+  });
+  return id;
 }
 
 void Recorder::clock_sample() {
@@ -507,10 +572,13 @@ void Recorder::probe(const trace::ProbeResult& result) {
 }
 
 void Recorder::note(std::string_view key, std::string_view value) {
-  if (!impl_) return;
-  impl_->enqueue(
-      &Impl::Queue::notes,
-      trace::Note{.time_ns = now().count, .key = std::string(key), .value = std::string(value)});
+  if (!impl_ || impl_->forked()) return;
+  std::optional<trace::Note> made;
+  impl_->unless_memory_runs_out([&] {
+    made =
+        trace::Note{.time_ns = now().count, .key = std::string(key), .value = std::string(value)};
+  });
+  if (made) impl_->enqueue(&Impl::Queue::notes, *std::move(made));
 }
 
 uint64_t Recorder::dropped() const {
@@ -525,8 +593,8 @@ Result<void> Recorder::flush() {
   const uint64_t mine = ++impl_->cycles_begun;
   impl_->doorbell.ring();
   impl_->cycle_done.wait(lock, [&] { return impl_->cycles_done >= mine || impl_->finished; });
-  if (impl_->first_error) return Error(*impl_->first_error);
-  return {};
+  lock.unlock();
+  return impl_->outcome();
 }
 
 Result<void> Recorder::stop() {
@@ -542,13 +610,11 @@ Result<void> Recorder::stop() {
   std::call_once(impl_->stopped, [this] {
     impl_->stopping.store(true, std::memory_order_release);
     impl_->doorbell.ring();
-    impl_->thread.join();
+    if (impl_->thread.joinable()) impl_->thread.join();  // it may never have begun
     std::lock_guard lock(impl_->mutex);
     for (const auto& ring : impl_->rings) ring->close();
   });
-  std::lock_guard lock(impl_->mutex);
-  if (impl_->first_error) return Error(*impl_->first_error);
-  return {};
+  return impl_->outcome();
 }
 
 }  // namespace weft::capture

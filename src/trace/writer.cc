@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <new>
 #include <unordered_map>
 
 #include "format.h"
@@ -36,7 +37,11 @@ class FileWriter final : public Writer {
 
   ~FileWriter() override {
     // Without close() the file stays unfinished, and says so; what was handed over is still kept.
-    if (!closed_) (void)write_events();
+    try {
+      if (!closed_) (void)write_events();
+    } catch (const std::bad_alloc&) {
+      return;  // nor is there memory for it
+    }
   }
 
   Result<void> start() {
