@@ -151,6 +151,7 @@ struct Log {
   Log() {
     const char* spec = std::getenv("WEFT_LOG");
     rules = parse_rules(spec != nullptr ? spec : "*:warn");
+    static_cast<void>(monotonic_clock());  // made before, it goes after what needs it in the end
     std::atexit(log_flush);
   }
 };
