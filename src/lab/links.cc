@@ -182,34 +182,20 @@ void Links::run() {
 bool Links::hear(Channel& channel) {
   for (;;) {
     LinkMessage words;
-    iovec part{&words, sizeof words};
-    alignas(cmsghdr) char space[CMSG_SPACE(sizeof(int))];
-    msghdr message{};
-    message.msg_iov = &part;
-    message.msg_iovlen = 1;
-    message.msg_control = space;
-    message.msg_controllen = sizeof space;
-    const ssize_t got = ::recvmsg(channel.fd.get(), &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) return errno == EAGAIN || errno == EWOULDBLOCK;
-    Fd socket;
-    const cmsghdr* rights = CMSG_FIRSTHDR(&message);
-    if (rights != nullptr && rights->cmsg_type == SCM_RIGHTS) {
-      int fd = -1;
-      std::memcpy(&fd, CMSG_DATA(rights), sizeof fd);
-      socket = Fd(fd);
-    }
-    if (got != sizeof words) return false;
+    net::Record record =
+        net::receive_record(channel.fd.get(), std::as_writable_bytes(std::span(&words, 1)));
+    if (record.bytes < 0) return record.bytes == -EAGAIN || record.bytes == -EWOULDBLOCK;
+    if (record.bytes != sizeof words) return false;
     changed_ = true;
     auto known = channel.sockets.find(words.socket);
     if (words.kind == LinkMessage::Kind::opened) {
       // The kernel leaves the descriptor out when this process can have no more.
-      if (!socket || words.from >= spec_.hosts || words.to >= spec_.hosts) {
+      if (!record.fd || words.from >= spec_.hosts || words.to >= spec_.hosts) {
         ++lost_;
         continue;
       }
       Socket& made = channel.sockets[words.socket];
-      made.fd = std::move(socket);
+      made.fd = std::move(record.fd);
       made.flow = {words.from, words.to, flow_rate_ > 0 ? flow_rate_ : HUGE_VAL, false};
     } else if (known != channel.sockets.end()) {
       switch (words.kind) {

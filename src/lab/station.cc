@@ -44,24 +44,9 @@ class Teller {
   }
 
  private:
-  void send(LinkMessage& words, int socket) {
-    iovec part{&words, sizeof words};
-    alignas(cmsghdr) char space[CMSG_SPACE(sizeof(int))] = {};
-    msghdr message{};
-    message.msg_iov = &part;
-    message.msg_iovlen = 1;
-    if (socket >= 0) {
-      message.msg_control = space;
-      message.msg_controllen = sizeof space;
-      cmsghdr* rights = CMSG_FIRSTHDR(&message);
-      rights->cmsg_level = SOL_SOCKET;
-      rights->cmsg_type = SCM_RIGHTS;
-      rights->cmsg_len = CMSG_LEN(sizeof socket);
-      std::memcpy(CMSG_DATA(rights), &socket, sizeof socket);
-    }
+  void send(const LinkMessage& words, int socket) {
     // A lab that does not listen has ended, and this process ends with it.
-    while (::sendmsg(channel_.get(), &message, MSG_NOSIGNAL) < 0 && errno == EINTR) {
-    }
+    net::send_record(channel_.get(), std::as_bytes(std::span(&words, 1)), socket, true);
   }
 
   Fd channel_;

@@ -203,6 +203,17 @@ class KeptFromChildren {
 // number belongs to a parent, and its threads are not here.
 uint64_t times_forked();
 
+// ---- descriptors for other processes -----------------------------------------------------
+
+// Words, and with them a descriptor unless `fd` is negative, over a channel that keeps records
+// apart (SOCK_SEQPACKET). 0, or errno; a full channel is one, unless the caller waits for it.
+int send_record(int channel, std::span<const std::byte> words, int fd, bool waits);
+struct Record {
+  ssize_t bytes = 0;  // 0: the channel has ended; -errno otherwise
+  Fd fd;  // none: there was none, or this process can have no more, and the kernel left it out
+};
+Record receive_record(int channel, std::span<std::byte> words);
+
 // ---- sealed connections ------------------------------------------------------------------
 //
 // Records of at most 64 KiB: length, ciphertext, proof (AES-256-GCM). Their numbers are part of the

@@ -272,24 +272,12 @@ class SentConnections final : public Connections {
   void receive() {
     for (;;) {
       Handover handover;
-      iovec part{&handover, sizeof handover};
-      alignas(cmsghdr) char space[CMSG_SPACE(sizeof(int))];
-      msghdr message{};
-      message.msg_iov = &part;
-      message.msg_iovlen = 1;
-      message.msg_control = space;
-      message.msg_controllen = sizeof space;
-      ssize_t got = ::recvmsg(channel_, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
-      if (got == 0) ended_ = true;
-      if (got < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR) ended_ = true;
-      if (got != static_cast<ssize_t>(sizeof handover)) return;
-      // The kernel leaves the descriptor out when this process can have no more.
-      int fd = -1;
-      const cmsghdr* rights = CMSG_FIRSTHDR(&message);
-      if (rights != nullptr && rights->cmsg_type == SCM_RIGHTS &&
-          rights->cmsg_len == CMSG_LEN(sizeof fd))
-        std::memcpy(&fd, CMSG_DATA(rights), sizeof fd);
-      waiting_[handover.lane] = {handover, Fd(fd)};
+      net::Record record =
+          net::receive_record(channel_, std::as_writable_bytes(std::span(&handover, 1)));
+      bool nothing = record.bytes == -EAGAIN || record.bytes == -EWOULDBLOCK;
+      if (record.bytes <= 0 && !nothing) ended_ = true;
+      if (record.bytes != static_cast<ssize_t>(sizeof handover)) return;
+      waiting_[handover.lane] = {handover, std::move(record.fd)};
     }
   }
 

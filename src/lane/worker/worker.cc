@@ -187,21 +187,10 @@ Result<void> Worker::hand_over(uint32_t lane, std::unique_ptr<net::Socket>& sock
     words.sealed = true;
     words.seal = *seal;
   }
-  iovec part{&words, sizeof words};
-  alignas(cmsghdr) char space[CMSG_SPACE(sizeof(int))] = {};
-  msghdr message{};
-  message.msg_iov = &part;
-  message.msg_iovlen = 1;
-  message.msg_control = space;
-  message.msg_controllen = sizeof space;
-  cmsghdr* rights = CMSG_FIRSTHDR(&message);
-  rights->cmsg_level = SOL_SOCKET;
-  rights->cmsg_type = SCM_RIGHTS;
-  rights->cmsg_len = CMSG_LEN(sizeof(int));
-  int fd = socket->fd();
-  std::memcpy(CMSG_DATA(rights), &fd, sizeof fd);
-  if (::sendmsg(channel_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT) < 0)
-    return io_error(errno, "the connection could not be sent to %s", name().c_str());
+  if (int failed = net::send_record(channel_.get(), std::as_bytes(std::span(&words, 1)),
+                                    socket->fd(), false);
+      failed != 0)
+    return io_error(failed, "the connection could not be sent to %s", name().c_str());
   return {};
 }
 
