@@ -22,11 +22,11 @@ constexpr double kModelError = 0.04;
 // A recorded run holds events of every message, so what its own plan asks for is in proportion to
 // its graph. A file that claims vast tensors and holds few events would be simulated for minutes.
 constexpr double kMessagesFree = 2.5e5, kMessagesPerNode = 8;
+constexpr double kPacketsFree = 1e6, kPacketsPerNode = 128;  // chunks of 4 MiB have 64
 // Up to so many ranks each is simulated: it costs little, and rank 0 differs from the others.
 constexpr uint32_t kRanksInFull = 16;
 // Of a folded job, in all iterations together: a second's work.
 constexpr double kFoldedMessages = 1e6;
-constexpr double kPacketsFree = 1e6, kPacketsPerNode = 128;  // chunks of 4 MiB have 64
 // What folding was seen to miss of whole jobs (docs/cost_model.md).
 constexpr double kFoldError = 0.05;
 // Threads that wait for a core while others have it wait longer than first come, first served.
