@@ -87,7 +87,7 @@ class Prediction:
         return self.bench.least_disturbed(once, lambda made: made[1]["steal_percent"])
 
     def predicted(self, trace, *options):
-        return weft(self.program, "replay", trace, *options, "--json")["predicted"]
+        return weft(self.program, "replay", trace, "--as-lab", *options, "--json")["predicted"]
 
     def loop(self):
         lines = ["## The loop", "",
@@ -164,7 +164,7 @@ class Prediction:
     def clusters(self):
         lines = ["## Other clusters", "",
                  "From one trace of 4 hosts at 25 Gb/s under `ddp`, fitted on none of the others. In the first column what is "
-                 "changed (`weft replay --set`).", "",
+                 "changed (`weft replay --as-lab --set`).", "",
                  "| changed | model | plan | predicted | measured | error | busy |", "|---|---|---|---|---|---|---|"]
         changes = [("hosts=2", ["--hosts", "2", "--link", "25gbit"]), ("hosts=3", ["--hosts", "3", "--link", "25gbit"]),
                    ("hosts=6", ["--hosts", "6", "--link", "25gbit"]), ("link=12.5gbit", ["--hosts", "4", "--link", "12.5gbit"]),

@@ -166,7 +166,7 @@ class Runtime:
         if done.returncode != 0:
             sys.exit(done.stderr)
         plan = out + ".json"
-        done = subprocess.run([self.weft, "optimize", out, "-o", plan], capture_output=True, text=True)
+        done = subprocess.run([self.weft, "optimize", out, "--as-lab", "-o", plan], capture_output=True, text=True)
         if done.returncode != 0:
             sys.exit(done.stderr)
         return plan

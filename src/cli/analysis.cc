@@ -24,8 +24,9 @@ void print_notes(const char* label, const std::vector<std::string>& lines) {
   for (const std::string& line : lines) print(text("%-11s ", label) + line + "\n");
 }
 
-Result<replay::Cluster> cluster_of(const std::vector<std::string>& assignments) {
+Result<replay::Cluster> cluster_of(const std::vector<std::string>& assignments, bool as_lab) {
   replay::Cluster cluster;
+  cluster.of = as_lab ? replay::Of::lab : replay::Of::target;
   for (const std::string& assignment : assignments) {
     auto done = replay::set(cluster, assignment);
     if (!done) return std::move(done).error().in("--set");
@@ -41,7 +42,8 @@ std::string describe(const replay::Cluster& cluster) {
   if (cluster.flow_bits_per_s)
     add(std::isinf(*cluster.flow_bits_per_s) ? "no cap on a flow"
                                              : "flow " + format_rate(*cluster.flow_bits_per_s));
-  return out.empty() ? "the recorded cluster" : out;
+  if (out.empty()) out = "the recorded cluster";
+  return cluster.of == replay::Of::lab ? out + ", in the lab" : out;
 }
 
 std::function<void(const std::string&)> narrator() {

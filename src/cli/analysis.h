@@ -19,8 +19,11 @@ std::string percent_text(double percent);
 // "note        ..." lines, one a remark.
 void print_notes(const char* label, const std::vector<std::string>& lines);
 
-// The assignments of --set, such as link=10gbit.
-Result<replay::Cluster> cluster_of(const std::vector<std::string>& assignments);
+// The assignments of --set, such as link=10gbit, and whether --as-lab was given.
+Result<replay::Cluster> cluster_of(const std::vector<std::string>& assignments, bool as_lab);
+inline constexpr const char* kAsLab =
+    "As the run's lab would measure it, where all hosts share one machine's processors; otherwise "
+    "as the cluster that it stands for";
 // "recorded", or what was set: "link 10.00 Gb/s, 8 hosts".
 std::string describe(const replay::Cluster& cluster);
 

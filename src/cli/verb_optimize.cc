@@ -26,6 +26,7 @@ struct Options {
   uint32_t max_lanes = 16;
   std::vector<std::string> without;
   std::vector<std::string> set;
+  bool as_lab = false;
   bool json = false;
 };
 
@@ -107,7 +108,7 @@ Outcome run(const Options& options) {
   search.max_lanes = options.max_lanes;
   search.without = options.without;
   search.progress = narrator();
-  WEFT_ASSIGN(search.cluster, cluster_of(options.set));
+  WEFT_ASSIGN(search.cluster, cluster_of(options.set, options.as_lab));
   auto analysis = analysis::analyze(options.run);
   if (!analysis) return Outcome::bad_input(analysis.error());
   // A place that cannot be written to is told before the search, not after it.
@@ -151,6 +152,7 @@ void add_optimize(CLI::App& app, Context& context) {
   verb->add_option("--set", options->set, "For another cluster: link=RATE, flow=RATE|none, hosts=N")
       ->type_name("KEY=VALUE")
       ->allow_extra_args(false);
+  verb->add_flag("--as-lab", options->as_lab, kAsLab);
   verb->add_flag("--json", options->json, "Print one JSON object");
   on_call(*verb, context, [options] { return run(*options); });
 }

@@ -19,6 +19,7 @@ struct Options {
   std::string plan;
   std::vector<std::string> set;
   std::string output;
+  bool as_lab = false;
   bool json = false;
 };
 
@@ -50,7 +51,7 @@ Outcome run(const Options& options) {
     if (!plan) return Outcome::bad_input(plan.error());
     question.plan = std::move(*plan);
   }
-  WEFT_ASSIGN(question.cluster, cluster_of(options.set));
+  WEFT_ASSIGN(question.cluster, cluster_of(options.set, options.as_lab));
   question.make_trace = !options.output.empty();
   auto analysis = analysis::analyze(options.run);
   if (!analysis) return Outcome::bad_input(analysis.error());
@@ -102,12 +103,14 @@ void add_replay(CLI::App& app, Context& context) {
   CLI::App* verb =
       add_verb(app, "replay", "Predicts a run under another plan or on another cluster.",
                "weft replay run7/ --plan default\n"
-               "weft replay run7/ --set link=10gbit --set hosts=8 -o predicted");
+               "weft replay run7/ --set link=10gbit --set hosts=8 -o predicted\n"
+               "weft replay run7/ --set hosts=1024");
   verb->add_option("RUN", options->run, "A run folder")->required();
   verb->add_option("--plan", options->plan, "A plan file, or a preset; the recorded one if absent");
   verb->add_option("--set", options->set, "Another cluster: link=RATE, flow=RATE|none, hosts=N")
       ->type_name("KEY=VALUE")
       ->allow_extra_args(false);
+  verb->add_flag("--as-lab", options->as_lab, kAsLab);
   verb->add_option("-o,--output", options->output, "Write the predicted run into this new folder");
   verb->add_flag("--json", options->json, "Print one JSON object");
   on_call(*verb, context, [options] { return run(*options); });

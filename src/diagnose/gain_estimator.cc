@@ -11,6 +11,14 @@ constexpr uint32_t kIterations = 4;
 // Smaller gains are not worth a sentence, however well a run replays.
 constexpr double kLeastGainPercent = 1;
 
+// A diagnosis says where the time of the run went that was measured.
+replay::Question of_the_run() {
+  replay::Question question;
+  question.cluster.of = replay::Of::lab;
+  question.iterations = kIterations;
+  return question;
+}
+
 }  // namespace
 
 Result<GainEstimator> GainEstimator::make(const graph::Graph& graph,
@@ -20,8 +28,7 @@ Result<GainEstimator> GainEstimator::make(const graph::Graph& graph,
   out.replayer_ = &replayer;
   // How sure a gain is follows from it.
   if (replayer.fidelity().unknown) return *replayer.fidelity().unknown;
-  replay::Question question;
-  question.iterations = kIterations;
+  replay::Question question = of_the_run();
   WEFT_ASSIGN(replay::Prediction recorded, replayer.predict(question));
   if (!(recorded.iteration_ns > 0) || !std::isfinite(recorded.iteration_ns))
     return error(Code::unsupported, "the recorded plan replays in no time");
@@ -51,18 +58,16 @@ Verdict GainEstimator::of_time(double iteration_ns, bool same_plan) const {
 }
 
 Result<Verdict> GainEstimator::of_plan(const plan::Plan& plan) const {
-  replay::Question question;
+  replay::Question question = of_the_run();
   question.plan = plan;
-  question.iterations = kIterations;
   question.interval = false;
   WEFT_ASSIGN(replay::Prediction answer, replayer_->predict(question));
   return of_time(answer.iteration_ns, false);
 }
 
 Result<Verdict> GainEstimator::of(const replay::WhatIf& what_if) const {
-  replay::Question question;
+  replay::Question question = of_the_run();
   question.what_if = what_if;
-  question.iterations = kIterations;
   question.interval = false;
   WEFT_ASSIGN(replay::Prediction answer, replayer_->predict(question));
   return of_time(answer.iteration_ns, true);
@@ -72,8 +77,7 @@ Result<Verdict> GainEstimator::of_compute(std::vector<graph::Iteration> iteratio
   auto first = static_cast<ptrdiff_t>(graph_->first_counted());
   iterations.erase(iterations.begin(), iterations.begin() + first);
   replay::Replayer edited = replayer_->with_compute(std::move(iterations));
-  replay::Question question;
-  question.iterations = kIterations;
+  replay::Question question = of_the_run();
   question.interval = false;
   WEFT_ASSIGN(replay::Prediction answer, edited.predict(question));
   return of_time(answer.iteration_ns, true);

@@ -40,6 +40,7 @@ void add_remarks(const std::vector<std::string>& from, std::vector<std::string>&
 Result<void> predict_chosen(const replay::Replayer& replayer, Outcome& out, trace::Trace& trace) {
   replay::Question question;
   question.plan = out.optimized.plan;
+  question.cluster.of = replay::Of::lab;  // which will measure it
   question.make_trace = true;
   WEFT_ASSIGN(out.predicted, replayer.predict(question));
   trace = std::move(*out.predicted.trace);
@@ -151,6 +152,7 @@ Result<Outcome> run(const Options& options, const Say& progress) {
   WEFT_ASSIGN(out.diagnosis, diagnose::diagnose(before.recorded.graph, before.replayer));
   say("searching for a better plan");
   optimize::Options search = options.optimize;
+  search.cluster.of = replay::Of::lab;
   if (!search.progress) search.progress = say;
   WEFT_ASSIGN(out.optimized, optimize::optimize(before.replayer, search));
   trace::Trace predicted;

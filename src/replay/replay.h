@@ -10,8 +10,10 @@
 //                                                                └► a Trace like a measured one
 //
 // Resources: each rank's device, each host's egress and ingress, the cap of a flow, the queue of a
-// lane, the thread that serves the lanes, the processor (in a lab: one for all hosts).
-// docs/cost_model.md has every equation and what it leaves out.
+// lane, the thread that serves the lanes, the processor. A run of a lab has two answers: what the
+// cluster that it stands for would take, where each host has its own processor, and what the lab
+// would measure, where all hosts share one machine's (Cluster::of). Of many ranks that do the same
+// one is simulated for all. docs/cost_model.md has every equation and what it leaves out.
 //
 // Times are wall nanoseconds of the run that the graph was made from; Environment::to_target_ns
 // converts. Deterministic: equal questions have equal answers, bit for bit.
@@ -29,8 +31,13 @@
 
 namespace weft::replay {
 
+// Whose time is asked for; the same but for runs of a lab. Who compares with what a lab measured
+// asks for the lab's.
+enum class Of : uint8_t { target, lab };
+
 // A cluster that differs from the recorded one. Rates are of the target, as people say them.
 struct Cluster {
+  Of of = Of::target;
   std::optional<uint32_t> hosts;
   std::optional<double> link_bits_per_s;
   std::optional<double> flow_bits_per_s;  // infinite: no cap
@@ -53,7 +60,9 @@ struct Question {
   std::optional<plan::Plan> plan;  // absent: the recorded one
   Cluster cluster;
   WhatIf what_if;
-  uint32_t iterations = 0;  // how many to simulate; 0: as many as the trace has (at least 4)
+  // How many to simulate; 0: as many as the trace has, fewer if they have very many messages, and
+  // at least 4.
+  uint32_t iterations = 0;
   bool make_trace = false;  // also the events, for other verbs
   bool interval = true;     // also low and high; costs a few more simulations
 };
@@ -68,6 +77,7 @@ struct Prediction {
   std::vector<std::string> assumed;   // what it takes for granted, for people
   double processor_busy = 0;          // share of the cores that serves lanes, 0 to 1
   uint64_t events = 0;                // simulated: compute, messages, decisions
+  bool folded = false;                // one rank was simulated for all
   std::vector<uint32_t> order;        // pieces in the order in which operations were admitted
   std::optional<trace::Trace> trace;
 };

@@ -497,8 +497,9 @@ TEST(Replay, workers_do_not_make_processors) {
   costs.sending.cores = 1;
   costs.copy_ns_per_byte = testing::exactly(0);
   Replayer replayer = replayer_of(under(plan), costs);
-  double thread = predicted(replayer, {}).iteration_ns - kCompute;
   Question question;
+  question.cluster.of = Of::lab;
+  double thread = predicted(replayer, question).iteration_ns - kCompute;
   question.plan = plan;
   question.plan->lane_workers = 4;
   EXPECT_NEAR((predicted(replayer, question).iteration_ns - kCompute) / thread, 1, 0.05);

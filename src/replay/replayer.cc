@@ -23,6 +23,12 @@ constexpr double kModelError = 0.04;
 // its graph. A file that claims vast tensors and holds few events would be simulated for minutes.
 constexpr double kMessagesFree = 2.5e5, kMessagesPerNode = 8;
 constexpr double kPacketsFree = 1e6, kPacketsPerNode = 128;  // chunks of 4 MiB have 64
+// Up to so many ranks each is simulated: it costs little, and rank 0 differs from the others.
+constexpr uint32_t kRanksInFull = 16;
+// Of a folded job, in all iterations together: a second's work.
+constexpr double kFoldedMessages = 1e6;
+// What folding was seen to miss of whole jobs (docs/cost_model.md).
+constexpr double kFoldError = 0.05;
 // Threads that wait for a core while others have it wait longer than first come, first served.
 constexpr double kBusy = 0.4;
 constexpr double kBusyError = 0.3;  // for each core's worth above that
@@ -104,6 +110,7 @@ struct Replayer::Impl {
                           Prediction& notes) const;
   Result<Job> job(const Question& question,
                   std::vector<std::vector<graph::LayerTimes>>& made) const;
+  void own_processors(Prediction& notes) const;
   Result<Simulated> simulated(const Question& question, const plan::Plan& plan, End end,
                               Prediction& notes, Recording* recording) const;
   Result<Prediction> predict(const Question& question) const;
@@ -229,6 +236,20 @@ void set_workers(const plan::Plan& plan, const cost::Costs& costs, Network& out,
 
 }  // namespace
 
+// What a lab's hosts have to share, those of the cluster that it stands for have of their own.
+// What a chunk and a byte cost is not measured for these: it is what the lab's own cost counts as
+// in the target's time (docs/lab.md).
+void Replayer::Impl::own_processors(Prediction& notes) const {
+  auto target_us = [&](double wall_ns) { return environment.to_target_ns(wall_ns) * 1e-3; };
+  // A byte of the lab stands for `shrink` of the target's.
+  double per_byte = value_or_zero(costs.cpu_ns_per_byte) / environment.shrink;
+  notes.assumed.push_back(
+      text("every host has %u core%s of its own; a chunk costs it %.1f us and a MB %.1f us, as the "
+           "lab's count in the target (docs/lab.md)",
+           costs.sending.cores, costs.sending.cores == 1 ? "" : "s",
+           target_us(value_or_zero(costs.cpu_ns_per_chunk)), target_us(1e6 * per_byte)));
+}
+
 Result<Network> Replayer::Impl::network(const Question& question, const plan::Plan& plan,
                                         uint32_t flows, End end, Prediction& notes) const {
   Network out;
@@ -264,7 +285,9 @@ Result<Network> Replayer::Impl::network(const Question& question, const plan::Pl
   out.send_ns_per_byte = out.receive_ns_per_byte = value_or_zero(costs.cpu_ns_per_byte) / 2;
   out.reduce_ns_per_byte = value_or_zero(costs.reduce_ns_per_byte);
   out.cores = sending.cores;
-  out.shared_processor = sending.shared_processor;
+  out.shared_processor = sending.shared_processor && question.cluster.of == Of::lab;
+  if (sending.shared_processor && !out.shared_processor) own_processors(notes);
+  out.ranks_in_delays = ranks;
   set_workers(plan, costs, out, notes);
   if (!costs.round_trip_idle_ns) notes.unknown.push_back("the latency of a message: taken as 0");
   if (!costs.cpu_ns_per_chunk)
@@ -338,6 +361,56 @@ Traffic traffic_of(const schedule::Piece& piece, schedule::Algorithm algorithm, 
   }
 }
 
+// Messages that a rank sends in one iteration, and bytes.
+Traffic traffic_of(const schedule::Layout& layout,
+                   const std::vector<schedule::Algorithm>& algorithms, double ranks) {
+  Traffic all;
+  for (size_t i = 0; i < layout.pieces.size(); ++i) {
+    Traffic own = traffic_of(layout.pieces[i], algorithms[i], ranks,
+                             static_cast<double>(layout.chunk_elements));
+    all.messages += own.messages;
+    all.bytes += own.bytes;
+  }
+  return all;
+}
+
+// Why a job of many ranks is not folded; null when it can be.
+const char* unfoldable(const Job& job, const std::vector<schedule::Algorithm>& algorithms,
+                       const Network& network, bool recording) {
+  if (recording) return "a trace has the events of every rank: without one, ranks fold";
+  if (network.shared_processor)
+    return "in a lab every rank counts: the target's answer can be had for more";
+  if (hosts_in(job.host_of) != job.ranks) return "ranks fold where each has its own host";
+  for (schedule::Algorithm algorithm : algorithms)
+    if (!folds(algorithm, job.ranks))
+      return "ranks fold under ring or direct, and under halving_doubling or doubling if their "
+             "number is a power of two: ask for a plan with one of these";
+  return nullptr;
+}
+
+// One rank for all, and a device for each way to compute. Where an iteration has very many
+// messages, fewer iterations.
+void fold(Job& job, const Traffic& of_iteration, bool may_shorten, Prediction& notes) {
+  notes.folded = true;
+  notes.assumed.push_back(text("one rank stands for all %u", job.ranks));
+  auto compute = std::move(job.compute);
+  job.compute.clear();
+  for (auto& own : compute) {
+    if (job.compute.empty() || job.compute.back() != own) {
+      job.compute.push_back(std::move(own));
+      job.alike.push_back(0);
+    }
+    ++job.alike.back();
+  }
+  double most = std::max<double>(kLeastIterations, kFoldedMessages / of_iteration.messages);
+  if (!may_shorten || job.iterations <= most) return;
+  auto few = static_cast<uint32_t>(most);
+  notes.assumed.push_back(
+      text("%u iterations stand for the %u that would be simulated for fewer hosts", few,
+           job.iterations));
+  job.iterations = few;
+}
+
 // A file may say anything: what would take for ever, or all memory, or more nanoseconds than can be
 // counted, is refused before it starts.
 Result<void> bounded(const Job& job, const schedule::Layout& layout,
@@ -346,18 +419,14 @@ Result<void> bounded(const Job& job, const schedule::Layout& layout,
   constexpr double kMostOperations = 1e8, kLongestNs = 1e17;
   constexpr double kMostAtATime = 2e7;  // of one iteration; each takes memory until it is done
   constexpr uint64_t kMostTracks = 65000;
-  const double most_messages = recording ? 2e7 : 1e8;  // recorded ones take memory
-  double ranks = job.ranks, iterations = job.iterations;
-  double messages = 0, bytes = 0;
-  for (size_t i = 0; i < layout.pieces.size(); ++i) {
-    Traffic own = traffic_of(layout.pieces[i], algorithms[i], ranks,
-                             static_cast<double>(layout.chunk_elements));
-    messages += own.messages * ranks;
-    bytes += own.bytes * ranks;
-  }
-  const double at_a_time = messages;
-  messages *= iterations;
-  bytes *= iterations;
+  constexpr double kMostLooks = 1e9;  // at the connections of a folded rank: each message looks
+  // Recorded ones take memory; many ranks one by one take minutes.
+  const bool many = job.ranks > kRanksInFull && !job.folded();
+  const double most_messages = recording ? 2e7 : many ? 1e7 : 1e8;
+  const double ranks = job.folded() ? 1 : job.ranks, iterations = job.iterations;
+  const Traffic of_rank = traffic_of(layout, algorithms, job.ranks);
+  const double at_a_time = of_rank.messages * ranks;
+  const double messages = at_a_time * iterations, bytes = of_rank.bytes * ranks * iterations;
   const double packets = bytes / network.packet_bytes;
   const double parts = std::max(messages, packets);
   const auto nodes = static_cast<double>(recorded_nodes);
@@ -368,15 +437,24 @@ Result<void> bounded(const Job& job, const schedule::Layout& layout,
                  "%.3g messages in %.3g packets are too many to replay for a trace of %zu events: "
                  "it is damaged, or most of it is lost",
                  messages, packets, recorded_nodes);
-  double operations = iterations * ranks *
+  double operations = iterations * static_cast<double>(job.compute.size()) *
                       static_cast<double>(layout.pieces.size() + 3 * job.model->layers.size() +
                                           job.model->tensors.size());
-  if (!network.free && (parts > most_messages || at_a_time > kMostAtATime))
+  if (!network.free && (parts > most_messages || at_a_time > kMostAtATime)) {
+    const char* why = many ? unfoldable(job, algorithms, network, recording) : nullptr;
+    return error(Code::unsupported, "%.3g messages are too many to replay (at most %.3g): %s",
+                 parts, most_messages,
+                 why != nullptr
+                     ? text("%u ranks are simulated one by one; %s", job.ranks, why).c_str()
+                     : "larger chunks or fewer iterations would do");
+  }
+  const uint32_t flows = flows_of(algorithms, layout.lanes, job.ranks);
+  if (!network.free && job.folded() && messages * flows > kMostLooks)
     return error(Code::unsupported,
-                 "%.3g messages are too many to replay (at most %.3g): larger chunks or fewer "
-                 "iterations would do",
-                 parts, most_messages);
-  if (recording && 2ull * flows_of(algorithms, layout.lanes, job.ranks) > kMostTracks)
+                 "%u connections of each rank are too many to replay: ask for fewer lanes, or for "
+                 "ring or halving_doubling instead of direct",
+                 flows);
+  if (recording && 2ull * flows > kMostTracks)
     return error(Code::unsupported, "%u lanes to each of %u ranks are too many to record",
                  layout.lanes, job.ranks - 1);
   if (operations > kMostOperations)
@@ -419,9 +497,18 @@ Result<Simulated> Replayer::Impl::simulated(const Question& question, const plan
   WEFT_ASSIGN(Network net,
               network(question, sized, flows_of(chosen, layout.lanes, work.ranks), end, notes));
   if (work.ranks == 1) net.free = true;
+  if (work.ranks > kRanksInFull && unfoldable(work, chosen, net, recording != nullptr) == nullptr)
+    fold(work, traffic_of(layout, chosen, work.ranks), question.iterations == 0, notes);
   const bool as_recorded = !question.plan && !question.cluster.hosts;
   WEFT_TRY(bounded(work, layout, chosen, net, recording != nullptr, as_recorded ? nodes : 0));
-  return simulate(work, layout, chosen, net, recording);
+  Simulated run = simulate(work, layout, chosen, net, recording);
+  if (!work.folded()) return run;
+  // Ranks that compute alike end alike.
+  std::vector<std::vector<int64_t>> starts;
+  for (size_t i = 0; i < work.alike.size(); ++i)
+    starts.insert(starts.end(), work.alike[i], run.starts[i]);
+  run.starts = std::move(starts);
+  return run;
 }
 
 namespace {
@@ -486,9 +573,10 @@ void Replayer::Impl::widen(const Question& question, const plan::Plan& plan,
              100 * prediction.processor_busy));
   auto together = [&](double fit) {
     double fidelity_error = fidelity.error_percent / 100,
-           model_error = kModelError + kBusyError * busy;
+           model_error = kModelError + kBusyError * busy,
+           fold_error = prediction.folded ? kFoldError : 0;
     return std::sqrt(fit * fit + spread * spread + fidelity_error * fidelity_error +
-                     model_error * model_error);
+                     model_error * model_error + fold_error * fold_error);
   };
   prediction.low_ns = value * (1 - together((value - fast) / value));
   prediction.high_ns = value * (1 + together((slow - value) / value));
@@ -572,6 +660,7 @@ Result<Replayer> Replayer::with_costs(const graph::Graph& graph, const cost::Cos
 
   // Fidelity first: the recorded plan, replayed like any other.
   Question same;
+  same.cluster.of = Of::lab;  // where it was measured
   same.make_trace = true;
   same.interval = false;
   same.iterations = std::clamp(static_cast<uint32_t>(impl->iterations.size()) + kWarmUpIterations,

@@ -1,9 +1,11 @@
 #include "simulator.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <deque>
 #include <memory>
+#include <numeric>
 #include <queue>
 
 #include "recording.h"
@@ -23,7 +25,8 @@ constexpr uint32_t kNone = std::numeric_limits<uint32_t>::max();
 enum class What : uint8_t {
   device,     // rank: its device is free, or what it waited for is there
   handed,     // rank, a: layer, b: iteration: its gradients are handed over
-  reported,   // rank, a: bucket, b: iteration: rank 0 knows
+  report,     // rank, a: bucket, b: iteration: rank 0 has to read it
+  reported,   // the same: rank 0 knows
   begin,      // rank, a: operation
   ended,      // a: operation, on rank 0
   turn,       // rank: the last turn was cut short
@@ -60,8 +63,9 @@ struct QueuedChunk {
 };
 
 struct Lane {
-  uint32_t from = 0, to = 0;
-  uint16_t index = 0;  // among those from the one to the other
+  uint32_t from = 0, to = 0;  // whose networks they are
+  uint32_t peer = 0;          // what the sender calls the receiver; not folded: to
+  uint16_t index = 0;         // among those from the one to the other
   bool broken = false;
   double flow = 0;           // most bytes a nanosecond
   double unsent = 0;         // in the socket, not yet given to the network's queue
@@ -137,6 +141,10 @@ struct Host {
   std::vector<uint32_t> pieces_left;
 };
 
+bool rotates(schedule::Algorithm algorithm) {
+  return algorithm == schedule::Algorithm::ring || algorithm == schedule::Algorithm::direct;
+}
+
 class Simulator {
  public:
   Simulator(const Job& job, const schedule::Layout& layout,
@@ -148,17 +156,16 @@ class Simulator {
         network_(network),
         recording_(recording),
         witness_(witness),
-        admission_(layout, job.ranks),
+        admission_(layout, static_cast<uint32_t>(job.compute.size())),
         unsent_limit_(cost::unsent_limit(layout.chunk_elements * schedule::kElementBytes)) {
     make_program();
     find_pieces();
     shape_.ranks = job.ranks;
     shape_.chunk_elements = layout.chunk_elements;
-    shape_.host_of = job.host_of;
+    if (!job.folded()) shape_.host_of = job.host_of;
     size_t operations = layout.pieces.size() * job.iterations;
     cores_.assign(network.shared_processor ? network.cores : 0, 0);
-    for (uint32_t r = 0; r < job.ranks; ++r) {
-      readiness_.emplace_back(layout);
+    for (uint32_t r = 0; r < (job.folded() ? 1 : job.ranks); ++r) {
       Host& host = hosts_.emplace_back();
       host.lanes_to.resize(job.ranks);
       host.workers_free.assign(network.lane_workers, 0);
@@ -167,14 +174,16 @@ class Simulator {
       host.pieces_left = pieces_of_;
       host.next_message = (uint64_t{r} + 1) << 40;
     }
-    devices_.resize(job.ranks);
+    count_frames();
+    devices_.resize(job.compute.size());
+    for (size_t i = 0; i < devices_.size(); ++i) readiness_.emplace_back(layout);
     summed_.assign(job.model->tensors.size(), 0);
     iteration_of_.reserve(operations);
-    result_.starts.resize(job.ranks);
+    result_.starts.resize(devices_.size());
   }
 
   Simulated run() {
-    for (uint32_t r = 0; r < job_.ranks; ++r) push(0, What::device, r);
+    for (uint32_t d = 0; d < devices_.size(); ++d) push(0, What::device, d);
     for (uint32_t i = 0; i < network_.odd_lanes.size(); ++i) {
       const OddLane& odd = network_.odd_lanes[i];
       if (odd.breaks_ns < 0) continue;
@@ -188,7 +197,8 @@ class Simulator {
       now_ = event.at;
       handle(event);
     }
-    double cores = network_.cores * (network_.shared_processor ? 1.0 : job_.ranks);
+    double cores = network_.cores;
+    if (!network_.shared_processor) cores *= static_cast<double>(hosts_.size());
     if (now_ > 0) result_.processor_busy = worked_ns_ / (cores * static_cast<double>(now_));
     return std::move(result_);
   }
@@ -239,6 +249,19 @@ class Simulator {
       for (uint32_t t : tensors) ++pieces_of_[t];
   }
 
+  void count_frames() {
+    uint32_t first = 0;
+    for (size_t i = 0; i < job_.compute.size(); ++i) {
+      uint32_t end = first + (job_.folded() ? job_.alike[i] : 1);
+      frames_of_.push_back(end - std::clamp(network_.ranks_in_delays, first, end));
+      first = end;
+    }
+    frames_ = std::accumulate(frames_of_.begin(), frames_of_.end(), uint64_t{0});
+  }
+
+  // The rank whose network a device uses, or that plays this rank's part.
+  uint32_t played_by(uint32_t rank) const { return job_.folded() ? 0 : rank; }
+
   // ---- time --------------------------------------------------------------------------------
 
   void push(int64_t at, What what, uint32_t rank, uint32_t a = 0, uint32_t b = 0) {
@@ -271,6 +294,7 @@ class Simulator {
     switch (event.what) {
       case What::device: return advance(r);
       case What::handed: return handed(r, event.a, event.b);
+      case What::report: return read_report(r, event.a, event.b);
       case What::reported: return reported(r, event.a, event.b);
       case What::begin: return begin(r, event.a);
       case What::ended: return ended(event.a);
@@ -301,7 +325,7 @@ class Simulator {
   // Runs work until something is missing or the run is over.
   void advance(uint32_t r) {
     Device& device = devices_[r];
-    Host& host = hosts_[r];
+    const Host& host = hosts_[played_by(r)];
     // Several sums may have woken it; the first one did.
     if (!device.waiting && now_ < device.free_at) return;
     for (;;) {
@@ -382,17 +406,25 @@ class Simulator {
       if (recording_ != nullptr)
         recording_->ready(r, t, layer, layout_.bucket_of[t], iteration, now_);
       if (network_.free) {
-        if (++summed_[t] % job_.ranks == 0)
-          for (uint32_t other = 0; other < job_.ranks; ++other) sum_is_there(other, t, iteration);
+        if (++summed_[t] % devices_.size() == 0)
+          for (uint32_t other = 0; other < hosts_.size(); ++other)
+            sum_is_there(other, t, iteration);
         continue;
       }
       auto bucket = readiness_[r].ready(t, iteration);
       WEFT_CHECK(bucket.ok());
       if (!*bucket) continue;
       // Rank 0 tells itself; the others' report crosses the network.
-      int64_t delay = r == 0 ? network_.report_ns / 2 : network_.report_ns;
-      push(now_ + delay, What::reported, r, **bucket, iteration);
+      bool itself = r == 0 && (!job_.folded() || job_.alike[0] == 1);
+      int64_t delay = itself ? network_.report_ns / 2 : network_.report_ns;
+      push(now_ + delay, frames_of_[r] > 0 ? What::report : What::reported, r, **bucket, iteration);
     }
+  }
+
+  // Frames come to rank 0's thread, one after the other, between its chunks.
+  void read_report(uint32_t r, uint32_t bucket, uint32_t iteration) {
+    int64_t read = work(hosts_[0].thread_free, now_, network_.receive_ns_per_chunk * frames_of_[r]);
+    push(read, What::reported, r, bucket, iteration);
   }
 
   void reported(uint32_t r, uint32_t bucket, uint32_t iteration) {
@@ -401,17 +433,30 @@ class Simulator {
     admit();
   }
 
+  // One frame a rank tells of all that may start now.
   void admit() {
-    while (auto start = admission_.next()) {
+    int64_t told = now_;
+    for (bool first = true; auto start = admission_.next(); first = false) {
       WEFT_CHECK(start->operation == iteration_of_.size());
       auto operation = static_cast<uint32_t>(start->operation);  // a simulation has few
       iteration_of_.push_back(static_cast<uint32_t>(start->step));
       result_.order.push_back(start->piece);
       if (recording_ != nullptr)
         recording_->admitted(operation, layout_.pieces[start->piece], iteration_of_.back(), now_);
+      if (first && frames_ > 0)
+        told = work(hosts_[0].thread_free, now_,
+                    network_.send_ns_per_chunk * static_cast<double>(frames_));
+      // An operation ends when the rank that began last lets it: that one stands for all.
+      if (job_.folded()) {
+        push(told + network_.begin_ns, What::begin, 0, operation);
+        continue;
+      }
       for (uint32_t r = 1; r < job_.ranks; ++r)
-        push(now_ + network_.begin_ns, What::begin, r, operation);
-      begin(0, operation);
+        push(told + network_.begin_ns, What::begin, r, operation);
+      if (told > now_)
+        push(told, What::begin, 0, operation);
+      else
+        begin(0, operation);
     }
   }
 
@@ -423,6 +468,10 @@ class Simulator {
     uint32_t piece = result_.order[operation];
     shape_.algorithm = algorithms_[piece];
     shape_.elements = layout_.pieces[piece].elements;
+    // Parts that differ by an element would not come back as what they left: all are as the
+    // largest.
+    if (job_.folded() && shape_.algorithm != schedule::Algorithm::doubling)
+      shape_.elements = (shape_.elements + job_.ranks - 1) / job_.ranks * job_.ranks;
     shape_.rank = r;
     return programs_.get(shape_);
   }
@@ -470,10 +519,11 @@ class Simulator {
     auto index = static_cast<uint32_t>(lanes_.size());
     hosts_[r].lanes_to[to][number] = index;
     hosts_[r].lanes.push_back(index);
-    hosts_[to].incoming.push_back(index);
+    hosts_[played_by(to)].incoming.push_back(index);
     Lane& lane = lanes_.emplace_back();
     lane.from = r;
-    lane.to = to;
+    lane.to = played_by(to);
+    lane.peer = to;
     lane.index = number;
     lane.flow = network_.flow_bytes_per_ns;
     for (const OddLane& odd : network_.odd_lanes)
@@ -571,9 +621,9 @@ class Simulator {
 
   void left(const Lane& lane, const QueuedChunk& chunk) {
     if (recording_ != nullptr)
-      recording_->sent(lane.from, lane.to, lane.index, recorded(chunk), chunk.taken,
+      recording_->sent(lane.from, lane.peer, lane.index, recorded(chunk), chunk.taken,
                        std::max(now_, lane.filled));
-    settle(lane.from, hosts_[lane.from].dispatcher.left(lane.to, lane.index));
+    settle(lane.from, hosts_[lane.from].dispatcher.left(lane.peer, lane.index));
   }
 
   void settle(uint32_t r, const std::optional<Dispatcher::Settled>& settled) {
@@ -673,7 +723,7 @@ class Simulator {
     if (lane.blocked && 2 * lane.unsent < unsent_limit_) {
       lane.filled = std::max(now_, server_of(host, lane));
       if (!give_to_socket(lane)) return;
-      saw({Seen::What::room, lane.from, lane.to, lane.index});
+      saw({Seen::What::room, lane.from, lane.peer, lane.index});
       left(lane, lane.rest);
       turn(lane.from);
     }
@@ -714,7 +764,7 @@ class Simulator {
         push(host.patience_ends, What::patience, r);
     }
     Running& running = host.running[chunk.operation];
-    Early arriving{lane.from, chunk.id};
+    Early arriving{sender_of(lane, chunk.operation), chunk.id};
     if (running.steps)
       take_in(r, chunk.operation, arriving);
     else if (!running.ended)
@@ -722,6 +772,12 @@ class Simulator {
     turn(r);
     if (lane.receipts.due(served)) send_receipt(index);
     tell_arrivals(r, false);
+  }
+
+  // Folded: who sends to this rank what it sends to that peer.
+  uint32_t sender_of(const Lane& lane, uint32_t operation) const {
+    if (!job_.folded()) return lane.from;
+    return rotates(algorithms_[result_.order[operation]]) ? job_.ranks - lane.peer : lane.peer;
   }
 
   // ---- receipts ----------------------------------------------------------------------------
@@ -773,9 +829,9 @@ class Simulator {
 
   void receipted(const Lane& lane, uint32_t chunks) {
     if (lane.broken) return;
-    saw({Seen::What::receipt, lane.from, lane.to, lane.index, 0, {}, chunks});
+    saw({Seen::What::receipt, lane.from, lane.peer, lane.index, 0, {}, chunks});
     for (uint32_t i = 0; i < chunks; ++i)
-      settle(lane.from, hosts_[lane.from].dispatcher.receipted(lane.to, lane.index));
+      settle(lane.from, hosts_[lane.from].dispatcher.receipted(lane.peer, lane.index));
     turn(lane.from);
   }
 
@@ -832,7 +888,10 @@ class Simulator {
     ++host.steps_done[tensor];
     if (recording_ != nullptr)
       recording_->done(r, tensor, job_.model->tensors[tensor].consumed_by, iteration, now_);
-    if (devices_[r].waiting) push(now_ + network_.wake_up_ns, What::device, r);
+    uint32_t first = job_.folded() ? 0 : r;
+    uint32_t end = job_.folded() ? static_cast<uint32_t>(devices_.size()) : r + 1;
+    for (uint32_t d = first; d < end; ++d)
+      if (devices_[d].waiting) push(now_ + network_.wake_up_ns, What::device, d);
   }
 
   void saw(const Seen& what) const {
@@ -846,7 +905,7 @@ class Simulator {
   Recording* recording_;
   const Witness& witness_;
   schedule::Admission admission_;
-  std::vector<schedule::Readiness> readiness_;
+  std::vector<schedule::Readiness> readiness_;  // by device
   double unsent_limit_;
   std::vector<Work> program_;
   std::vector<std::vector<uint32_t>> produced_;  // tensors by layer, in the order of hand-over
@@ -857,9 +916,11 @@ class Simulator {
   std::vector<uint32_t> allowed_;   // sends, by a receive
   std::vector<uint32_t> due_;       // receives, by another
   std::vector<Host> hosts_;
-  std::deque<Lane> lanes_;  // of all hosts; those that broke stay
-  std::vector<Device> devices_;
+  std::deque<Lane> lanes_;              // of all hosts; those that broke stay
+  std::vector<Device> devices_;         // as Job::compute
   std::vector<int64_t> cores_;          // when each is free; empty: every rank has enough
+  std::vector<uint32_t> frames_of_;     // by device: those that rank 0 reads for a bucket
+  uint64_t frames_ = 0;                 // of all
   std::vector<uint32_t> iteration_of_;  // by operation
   std::vector<uint64_t> summed_;        // free communication: gradients seen, by tensor
   std::priority_queue<Event, std::vector<Event>, std::greater<>> events_;
@@ -871,9 +932,20 @@ class Simulator {
 
 }  // namespace
 
+bool folds(schedule::Algorithm algorithm, uint32_t ranks) {
+  bool halves = algorithm == schedule::Algorithm::halving_doubling ||
+                algorithm == schedule::Algorithm::doubling;
+  return rotates(algorithm) || (halves && std::has_single_bit(ranks));
+}
+
 Simulated simulate(const Job& job, const schedule::Layout& layout,
                    const std::vector<schedule::Algorithm>& algorithms, const Network& network,
                    Recording* recording, const Witness& witness) {
+  if (job.folded()) {
+    WEFT_CHECK(recording == nullptr && !witness && !network.shared_processor);
+    WEFT_CHECK(network.odd_lanes.empty());
+    for (schedule::Algorithm algorithm : algorithms) WEFT_CHECK(folds(algorithm, job.ranks));
+  }
   return Simulator(job, layout, algorithms, network, recording, witness).run();
 }
 

@@ -1,4 +1,8 @@
 // One simulated run: the schedule's objects driven by an event queue instead of sockets.
+//
+// Where every rank of an all-reduce does the same as every other up to a renaming, one stands for
+// all (Job::alike): what it sends comes back to it as what the peer on its other side sends. Then a
+// thousand ranks take as long to simulate as one.
 #pragma once
 
 #include <functional>
@@ -43,7 +47,10 @@ struct Network {
   double copy_ns_per_byte = 0;
   uint32_t cores = 1;
   bool shared_processor = false;  // one machine's cores for all ranks; otherwise each has its own
-  bool free = false;              // sums are there as soon as all gradients are
+  // report_ns and begin_ns hold what rank 0's frames cost with so many ranks. Those of further
+  // ranks are its thread's work, a frame a chunk.
+  uint32_t ranks_in_delays = std::numeric_limits<uint32_t>::max();
+  bool free = false;  // sums are there as soon as all gradients are
   std::vector<OddLane> odd_lanes;
 };
 
@@ -55,7 +62,16 @@ struct Job {
   const trace::Model* model = nullptr;
   // compute[rank][iteration % size][layer]
   std::vector<std::vector<const std::vector<graph::LayerTimes>*>> compute;
+  // Empty: every rank is simulated. Otherwise the job is folded: one rank's network stands for that
+  // of all, and compute[i] is that of so many ranks, in their order.
+  std::vector<uint32_t> alike;
+
+  bool folded() const { return !alike.empty(); }
 };
+
+// Whether all ranks do the same up to a renaming: a rotation (rank r sends to r + d what it gets
+// from r - d) or an exclusive or (what goes to r ^ m comes from there).
+bool folds(schedule::Algorithm algorithm, uint32_t ranks);
 
 // Events of a simulated run, as a run records them; see recording.cc.
 class Recording;
@@ -84,14 +100,16 @@ struct Seen {
 using Witness = std::function<void(const Seen&)>;
 
 struct Simulated {
-  std::vector<std::vector<int64_t>> starts;  // by rank: start of each iteration, and of one more
-  std::vector<uint32_t> order;               // pieces, in the common order
+  // By entry of Job::compute: start of each iteration, and of one more.
+  std::vector<std::vector<int64_t>> starts;
+  std::vector<uint32_t> order;  // pieces, in the common order
   uint64_t events = 0;
   double processor_busy = 0;  // share of the cores that served lanes, 0 to 1
 };
 
 // Runs `job` under `layout` on `network`; `algorithms` has one a piece. `recording` may be null,
-// and `witness` empty.
+// and `witness` empty. REQUIRES of a folded job: both are, all algorithms fold, each rank has a
+// host of its own, no processor is shared and no lane is odd.
 Simulated simulate(const Job& job, const schedule::Layout& layout,
                    const std::vector<schedule::Algorithm>& algorithms, const Network& network,
                    Recording* recording, const Witness& witness = {});

@@ -150,11 +150,23 @@ class Replay(Analysis):
         fidelity = self.ask("replay", Runs.ddp)["fidelity"]
         self.assertLess(abs(fidelity["error_percent"]), self_replay_bound())
 
+    def test_of_the_cluster_that_the_lab_stands_for(self):
+        eight, thousand = (self.ask("replay", Runs.ddp, "--set", f"hosts={hosts}") for hosts in (8, 1024))
+        for answer in eight, thousand:
+            self.one_interval(answer["predicted"])
+            self.assertTrue(any("of its own" in line for line in answer["assumed"]), answer["assumed"])
+        self.assertIn("one rank stands for all 1024", thousand["assumed"])
+        self.assertGreater(thousand["predicted"]["iteration_ms"], eight["predicted"]["iteration_ms"])
+        self.assertFalse(any("of its own" in line for line in self.ask("replay", Runs.ddp, "--as-lab")["assumed"]))
+        self.refused("ranks fold", "replay", Runs.ddp, "--set", "hosts=1024", "-o", self.path("predicted"))
+
     def test_of_another_cluster(self):
         slower = self.ask("replay", Runs.default, "--set", "link=5gbit", "--set", "hosts=4")
         self.assertGreater(slower["predicted"]["iteration_ms"],
                            slower["fidelity"]["measured_ms"])
         self.assertIn("4 hosts", slower["cluster"])
+        lab = self.ask("replay", Runs.default, "--set", "link=5gbit", "--set", "hosts=4", "--as-lab")
+        self.assertIn("in the lab", lab["cluster"])
         self.refused("did you mean link?", "replay", Runs.default, "--set", "lnk=5gbit")
         self.refused("hosts=0", "replay", Runs.default, "--set", "hosts=0")
         self.refused('did you mean "ddp"?', "replay", Runs.default, "--plan", "ddq")

@@ -91,7 +91,7 @@ class Loop(unittest.TestCase):
             self.assertAlmostEqual(difference[side]["iteration_ms"],
                                    self.answer[side]["iteration_ms"],
                                    delta=0.02 * self.answer[side]["iteration_ms"])
-        again = ask("replay", paths["before"], "--plan", paths["plan"])
+        again = ask("replay", paths["before"], "--plan", paths["plan"], "--as-lab")
         if not self.answer["kept_old"]:
             self.assertAlmostEqual(again["predicted"]["iteration_ms"],
                                    self.answer["predicted"]["iteration_ms"], places=3)
