@@ -27,6 +27,8 @@
 #include <variant>
 #include <vector>
 
+struct stat;
+
 namespace weft {
 
 // The version of the library, "major.minor.patch".
@@ -381,18 +383,6 @@ class Unpacker {
 
 // ---- files -------------------------------------------------------------------------------
 
-// The whole of a file. Fails with not_found, io, or invalid_argument when over `limit`.
-Result<std::string> read_file(const std::string& path, Bytes limit);
-enum class Readers : uint8_t { everyone, owner };  // who may read a new file, within the umask
-// Writes beside the target and renames, so that a reader sees the old text or the new. A link is
-// replaced, not followed; what is no regular file (a device, a folder) is left alone.
-Result<void> write_file(const std::string& path, std::string_view content,
-                        Readers readers = Readers::everyone);
-// A file that weft brings along (share/weft/NAME), found relative to the running program.
-Result<std::string> data_path(const std::string& name);
-// The path of the running program.
-std::string self_path();
-
 // A file descriptor that closes itself.
 class Fd {
  public:
@@ -419,10 +409,70 @@ class Fd {
   int fd_ = -1;
 };
 
+// What is asked of the system about files, in one place: a test can stand in front of it and refuse
+// any of it. As the kernel's calls: no Fd, or -1, and errno when it fails. What a signal
+// interrupted is asked again.
+class Files {
+ public:
+  enum class Call : uint8_t {
+    open,
+    read,
+    write,
+    status,
+    sync,
+    close,
+    rename,
+    link,
+    unlink,
+    make_folder
+  };
+  static constexpr int kHere = -100;  // AT_FDCWD: for a folder, the one that this process is in
+
+  virtual ~Files() = default;
+  Fd open(const std::string& path, int flags, unsigned mode = 0, int folder = kHere);
+  // The next bytes: 0 at the end.
+  ssize_t read(int fd, std::span<std::byte> out);
+  // The beginning of the file, wherever others who share it have read to: as many bytes as there
+  // is room for, or all that there are.
+  ssize_t read_beginning(int fd, std::span<std::byte> out);
+  // All of them. 0, or the errno of the write that failed.
+  int write_all(int fd, std::span<const std::byte> bytes);
+  int status(int fd, struct stat& facts);
+  // Of what has the name: a link itself, unless it is followed.
+  int status(const std::string& path, struct stat& facts, bool follow_link);
+  int sync(int fd);
+  // It is closed also when this fails: what was written may not be on the disk then.
+  int close(Fd file);
+  int rename(const std::string& from, const std::string& to, bool replaces = true);
+  int link(int folder, const std::string& from, const std::string& to);
+  int unlink(const std::string& path, int folder = kHere);
+  int make_folder(const std::string& path, unsigned mode);
+
+ private:
+  // Called first. An errno that is told instead of asking the system; 0: it is asked. Of a read or
+  // a write `bytes` may be made less, and then only so many are tried.
+  virtual int refusal(Call call, size_t& bytes);
+  bool refused(Call call);
+};
+// The kernel's.
+Files& kernel_files();
+
+// The whole of a file. Fails with not_found, io, or invalid_argument when over `limit`.
+Result<std::string> read_file(const std::string& path, Bytes limit, Files& files = kernel_files());
+enum class Readers : uint8_t { everyone, owner };  // who may read a new file, within the umask
+// Writes beside the target and renames, so that a reader sees the old text or the new. A link is
+// replaced, not followed; what is no regular file (a device, a folder) is left alone.
+Result<void> write_file(const std::string& path, std::string_view content,
+                        Readers readers = Readers::everyone, Files& files = kernel_files());
 // A file that was not there before, open for writing. No Fd, and errno, when it cannot be made or
 // when anything has its name, be it a link to nowhere.
-Fd create_file(const std::string& path, Readers readers);
+Fd create_file(const std::string& path, Readers readers, Files& files = kernel_files());
 // 0, or the errno of the write that failed.
 int write_all(int fd, std::span<const std::byte> bytes);
+
+// A file that weft brings along (share/weft/NAME), found relative to the running program.
+Result<std::string> data_path(const std::string& name);
+// The path of the running program.
+std::string self_path();
 
 }  // namespace weft

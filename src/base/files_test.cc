@@ -4,6 +4,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <cerrno>
+#include <cstring>
 #include <filesystem>
 
 #include "weft/base.h"
@@ -79,6 +81,69 @@ TEST_F(Files, do_not_replace_what_is_no_file) {
   }
   EXPECT_TRUE(fs::is_fifo(path("pipe")));
   EXPECT_EQ(count(), 3u);
+}
+
+// Refuses the `at`-th request with `failure`; 0: half of the bytes.
+class Refusing final : public weft::Files {
+ public:
+  Refusing(uint64_t at, int failure) : at_(at), failure_(failure) {}
+  bool met() const { return asked_ >= at_; }
+
+ private:
+  int refusal(Call call, size_t& bytes) override {
+    if (++asked_ != at_) return 0;
+    const bool moves = call == Call::read || call == Call::write;
+    if (failure_ == 0 && moves) bytes = (bytes + 1) / 2;
+    // Where a signal can interrupt.
+    if (failure_ == EINTR && !moves && call != Call::open) return 0;
+    return failure_;
+  }
+
+  uint64_t asked_ = 0;
+  uint64_t at_;
+  int failure_;
+};
+
+TEST_F(Files, that_cannot_be_written_stay_as_they_were_and_leave_nothing) {
+  for (const int failure : {ENOSPC, EACCES, EIO, EMFILE}) {
+    uint64_t at = 1;
+    for (;; ++at) {
+      ASSERT_TRUE(write_file(path("x"), "old"));
+      Refusing files(at, failure);
+      const auto written = write_file(path("x"), "new", Readers::everyone, files);
+      EXPECT_EQ(count(), 1u) << at;
+      if (!files.met()) {
+        EXPECT_TRUE(written);
+        break;
+      }
+      ASSERT_FALSE(written) << at;
+      EXPECT_EQ(written.error().code(), Code::io);
+      EXPECT_THAT(written.error().message(), HasSubstr(path("x")));
+      EXPECT_THAT(written.error().message(), HasSubstr(std::strerror(failure)));
+      EXPECT_EQ(*read_file(path("x"), {100}), "old") << at;
+    }
+    EXPECT_EQ(at, 6u) << "status, open, write, close, rename";
+    for (at = 1;; ++at) {
+      Refusing files(at, failure);
+      const auto read = read_file(path("x"), {100}, files);
+      if (!files.met()) break;
+      ASSERT_FALSE(read) << at;
+      EXPECT_THAT(read.error().message(), HasSubstr(path("x")));
+    }
+    EXPECT_EQ(at, 4u) << "open, read, read";
+  }
+}
+
+TEST_F(Files, that_are_interrupted_or_moved_in_pieces_are_whole) {
+  for (const int failure : {EINTR, 0})
+    for (uint64_t at = 1; at < 8; ++at) {
+      Refusing writing(at, failure), reading(at, failure);
+      ASSERT_TRUE(write_file(path("x"), "a content", Readers::everyone, writing)) << at;
+      const auto read = read_file(path("x"), {100}, reading);
+      ASSERT_TRUE(read) << at;
+      EXPECT_EQ(*read, "a content") << at;
+      EXPECT_EQ(count(), 1u);
+    }
 }
 
 TEST_F(Files, that_are_created_were_not_there) {

@@ -137,10 +137,12 @@ struct Recorder::Impl {
   pid_t process = 0;
   uint64_t ring_events = 0;
   Nanos flush_interval;
+  bool background = true;
   std::thread thread;
   std::once_flag stopped;
 
-  // Used by the background thread only, once it runs.
+  // Used by the background thread only, once it runs; without one, by whoever has `turn`.
+  std::mutex turn;
   std::unique_ptr<trace::Writer> writer;
   bool broken = false;  // the file could not be written; never tried again
   uint64_t dropped_told = 0;
@@ -186,6 +188,8 @@ struct Recorder::Impl {
 
   uint64_t dropped_locked() const;
   void work();
+  void write_drained(bool last, uint64_t asked);
+  void write_here(bool last);
   void drain();
   void write_rare(Queue& facts);
   template <typename Call>
@@ -411,6 +415,37 @@ void Recorder::Impl::drain() {
   }
 }
 
+// What was drained goes to the file. Here and not in the destructor: the last writes must not bring
+// a signal to the caller of stop().
+void Recorder::Impl::write_drained(bool last, uint64_t asked) {
+  uint64_t dropped = 0;
+  {
+    std::lock_guard lock(mutex);
+    dropped = dropped_locked();
+  }
+  if (dropped != dropped_told) {
+    attempt([&] { return writer->dropped(dropped); });
+    dropped_told = dropped;
+  }
+  attempt([&] { return last ? writer->close() : writer->flush(); });
+  unflushed = 0;
+  if (last) writer.reset();
+  std::lock_guard lock(mutex);
+  cycles_done = asked;
+  finished = last;
+  cycle_done.notify_all();
+}
+
+// Without a thread: whoever wants it written writes it.
+void Recorder::Impl::write_here(bool last) {
+  std::lock_guard one_at_a_time(turn);
+  if (!writer) return;
+  SignalsBlocked blocked;
+  if (last) enqueue(&Queue::clock_samples, sample_clocks());
+  drain();
+  write_drained(last, cycles_done);
+}
+
 void Recorder::Impl::work() {
   const Clock& real = monotonic_clock();  // `clock` may be one that a test moves by hand
   Nanos next_flush = real.now() + flush_interval;
@@ -430,25 +465,9 @@ void Recorder::Impl::work() {
     }
     drain();
     if (stop_now || asked != cycles_done || real.now() >= next_flush) {
-      uint64_t dropped = 0;
-      {
-        std::lock_guard lock(mutex);
-        dropped = dropped_locked();
-      }
-      if (dropped != dropped_told) {
-        attempt([&] { return writer->dropped(dropped); });
-        dropped_told = dropped;
-      }
-      attempt([&] { return stop_now ? writer->close() : writer->flush(); });
-      unflushed = 0;
-      next_flush = real.now() + flush_interval;
-      // Here and not in stop(): its last writes must not bring a signal to the caller.
-      if (stop_now) writer.reset();
-      std::lock_guard lock(mutex);
-      cycles_done = asked;
-      finished = stop_now;
-      cycle_done.notify_all();
+      write_drained(stop_now, asked);
       if (stop_now) return;
+      next_flush = real.now() + flush_interval;
     }
     doorbell.wait(rings_seen, next_flush - real.now());
   }
@@ -471,8 +490,12 @@ Result<std::unique_ptr<Recorder>> Recorder::start(Options options) {
     impl.ring_events =
         std::bit_ceil(std::clamp(options.ring_events, kRingEventsMin, kRingEventsMax));
     impl.flush_interval = options.flush_interval;
-    WEFT_ASSIGN(impl.writer, trace::Writer::create(options.path, options.environment));
+    impl.background = options.background;
+    WEFT_ASSIGN(impl.writer,
+                trace::Writer::create(options.path, options.environment,
+                                      options.files != nullptr ? *options.files : kernel_files()));
     impl.enqueue(&Impl::Queue::clock_samples, impl.sample_clocks());
+    if (!impl.background) return recorder;
     SignalsBlocked blocked;  // inherited by the new thread
     impl.thread = std::thread([state = &impl] {
       pthread_setname_np(pthread_self(), "weft-capture");
@@ -589,6 +612,10 @@ uint64_t Recorder::dropped() const {
 
 Result<void> Recorder::flush() {
   if (!impl_ || impl_->forked()) return {};
+  if (!impl_->background) {
+    impl_->write_here(false);
+    return impl_->outcome();
+  }
   std::unique_lock lock(impl_->mutex);
   const uint64_t mine = ++impl_->cycles_begun;
   impl_->doorbell.ring();
@@ -611,6 +638,7 @@ Result<void> Recorder::stop() {
     impl_->stopping.store(true, std::memory_order_release);
     impl_->doorbell.ring();
     if (impl_->thread.joinable()) impl_->thread.join();  // it may never have begun
+    if (!impl_->background) impl_->write_here(true);
     std::lock_guard lock(impl_->mutex);
     for (const auto& ring : impl_->rings) ring->close();
   });

@@ -15,8 +15,8 @@
 // a child made by fork() the recorder is inert: the file belongs to the parent.
 //
 // Threads: record() and now() from any thread; the rest from any thread, off the hot path. A thread
-// may use several recorders, and may outlive them. A clock given in Options outlives the recorder.
-// Not here: what the records mean (trace), when to record (everyone else).
+// may use several recorders, and may outlive them. A clock and files given in Options outlive the
+// recorder. Not here: what the records mean (trace), when to record (everyone else).
 #pragma once
 
 #include <memory>
@@ -32,6 +32,10 @@ struct Options {
   const Clock* clock = nullptr;     // null: monotonic_clock()
   uint32_t ring_events = 1u << 14;  // per thread, rounded up to a power of two
   Nanos flush_interval = Nanos::from_millis(50);
+  // False: there is no thread, and what is recorded is written by flush() and stop(), in the thread
+  // that calls them. For tests that own time.
+  bool background = true;
+  Files* files = nullptr;  // null: kernel_files()
 };
 
 class Recorder {

@@ -23,6 +23,8 @@ class Joiner {
         deadline_(network_.clock().now() + options.deadline),
         last_turn_(network_.clock().now()),
         machine_(options.shared_memory ? network_.machine() : std::string()),
+        file_(options.rendezvous.starts_with(kFile) ? options.rendezvous.substr(kFile.size())
+                                                    : std::string()),
         registered_(options.ranks, false),
         gone_since_(options.ranks) {
     mesh_.rank = options.rank;
@@ -40,6 +42,11 @@ class Joiner {
     mesh_.probe_in.resize(probe_flows_);
   }
 
+  // Whatever ended it: an error, or memory that ran out.
+  ~Joiner() { remove_file(); }
+  Joiner(const Joiner&) = delete;
+  Joiner& operator=(const Joiner&) = delete;
+
   Result<Mesh> run() {
     WEFT_ASSIGN(mesh_.reactor, network_.reactor());
     auto met = is_root() ? gather() : register_with_root();
@@ -48,7 +55,7 @@ class Joiner {
     if (!met) {
       // Everyone who came learns why, instead of waiting for a deadline.
       if (is_root()) tell_all(met.error());
-      if (is_root() && by_file()) rendezvous::remove(file(), written_);
+      remove_file();
       return std::move(met).error();
     }
     open_to_members(mesh_);
@@ -140,14 +147,17 @@ class Joiner {
 
   // ---- where rank 0 is
 
-  bool by_file() const { return options_.rendezvous.starts_with(kFile); }
-  std::string file() const { return options_.rendezvous.substr(kFile.size()); }
+  bool by_file() const { return !file_.empty(); }
+
+  void remove_file() {
+    rendezvous::remove(network_.system().files(), file_, std::exchange(written_, {}));
+  }
 
   // Others: where rank 0 listens; empty while that is not known. A file may be one that an earlier
   // group left behind, so it is read again until rank 0 is reached.
-  Result<std::string> root_address() const {
+  Result<std::string> root_address() {
     if (!by_file()) return options_.rendezvous;
-    return rendezvous::read(file());
+    return rendezvous::read(network_.system().files(), file_);
   }
 
   Result<void> reach_root() {
@@ -163,7 +173,7 @@ class Joiner {
         address = now;
       }
       if (turn()) continue;
-      if (dials_.empty()) return late("rank 0 did not write " + file());
+      if (dials_.empty()) return late("rank 0 did not write " + file_);
       return late(text("rank 0 at %s was not reached: %s", address.c_str(), problem(*dials_[0])));
     }
     return {};
@@ -210,7 +220,7 @@ class Joiner {
     WEFT_TRY(listen(place.host, place.port));
     if (by_file()) {
       WEFT_ASSIGN(written_,
-                  rendezvous::write(network_.system(), file(),
+                  rendezvous::write(network_.system(), file_,
                                     text("127.0.0.1:%u", unsigned{mesh_.acceptor->port()})));
     }
     mesh_.members[0] = {0, options_.host, 0, mesh_.acceptor->host(), mesh_.acceptor->port()};
@@ -248,7 +258,7 @@ class Joiner {
     }
     if (differs) return *differs;
     number_hosts(mesh_.members);
-    if (by_file()) rendezvous::remove(file(), written_);
+    remove_file();
     Packer table;
     pack_members(table, mesh_.members, machines_);
     if (table.bytes().size() > kMaxControlBytes)
@@ -418,6 +428,7 @@ class Joiner {
   Nanos suspended_{0};
   std::string machine_;
   std::vector<std::string> machines_;  // by rank
+  std::string file_;                   // where rank 0 says where it listens; empty: that is known
   std::vector<bool> registered_;       // rank 0, by rank: it has said where it listens
   std::vector<std::optional<Nanos>> gone_since_;
   Mesh mesh_;

@@ -6,7 +6,7 @@
 
 #include <array>
 #include <cerrno>
-#include <cstdio>
+#include <cstring>
 
 namespace weft::join::rendezvous {
 namespace {
@@ -28,19 +28,20 @@ Result<void> is_ours(const std::string& path, const struct stat& facts) {
 
 }  // namespace
 
-Result<std::string> read(const std::string& path) {
+Result<std::string> read(Files& files, const std::string& path) {
+  auto failed = [&] { return io_error(errno, "cannot read the rendezvous file %s", path.c_str()); };
   // A pipe with nobody at its other end must not hold this process.
-  Fd found(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW));
+  Fd found = files.open(path, O_RDONLY | O_NONBLOCK | O_NOFOLLOW);
   if (!found && errno == ENOENT) return std::string();
   if (!found && errno == ELOOP) return not_ours(path, "it is a symbolic link");
-  if (!found) return io_error(errno, "cannot read the rendezvous file %s", path.c_str());
+  if (!found) return failed();
   struct stat facts {};
-  if (::fstat(found.get(), &facts) != 0)
-    return io_error(errno, "cannot read the rendezvous file %s", path.c_str());
+  if (files.status(found.get(), facts) != 0) return failed();
   WEFT_TRY(is_ours(path, facts));
   std::array<char, kMaxAddress> words;
-  ssize_t got = ::read(found.get(), words.data(), words.size());
-  if (got <= 0) return std::string();
+  ssize_t got = files.read_beginning(found.get(), std::as_writable_bytes(std::span(words)));
+  if (got < 0) return failed();
+  if (got == 0) return std::string();
   std::string address(words.data(), static_cast<size_t>(got));
   if (address.back() != '\n') return not_ours(path, "it holds something else than an address");
   address.pop_back();
@@ -49,40 +50,41 @@ Result<std::string> read(const std::string& path) {
 }
 
 Result<Written> write(net::System& system, const std::string& path, const std::string& address) {
-  auto failed = [&] {
-    return io_error(errno, "cannot write the rendezvous file %s", path.c_str());
+  Files& files = system.files();
+  auto failed = [&](int failure) {
+    return io_error(failure, "cannot write the rendezvous file %s", path.c_str());
   };
   // What an earlier group left behind, or an empty file, may go; everything else is somebody's.
   struct stat facts {};
-  bool replaces = ::lstat(path.c_str(), &facts) == 0;
-  if (replaces) {
-    auto before = read(path);
-    if (!before) return std::move(before).error();
-  }
+  bool replaces = files.status(path, facts, false) == 0;
+  if (!replaces && errno != ENOENT) return failed(errno);
+  if (replaces) WEFT_TRY(read(files, path));
   std::array<std::byte, 8> chance;
   WEFT_TRY(system.random(chance));
   std::string fresh = path + ".";
   for (std::byte part : chance) fresh += text("%02x", std::to_integer<unsigned>(part));
-  Fd made(::open(fresh.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600));
-  if (!made) return failed();
-  std::string line = address + "\n";
-  bool whole = ::write(made.get(), line.data(), line.size()) == static_cast<ssize_t>(line.size()) &&
-               ::fstat(made.get(), &facts) == 0;
+  std::string line = address + "\n";  // from here on no memory is needed
+  Fd made = create_file(fresh, Readers::owner, files);
+  if (!made) return failed(errno);
+  int failure = files.write_all(made.get(), std::as_bytes(std::span(line)));
+  if (failure == 0 && files.status(made.get(), facts) != 0) failure = errno;
   // A name that nobody has yet is taken only if that is still so.
-  if (!whole || ::renameat2(AT_FDCWD, fresh.c_str(), AT_FDCWD, path.c_str(),
-                            replaces ? 0 : RENAME_NOREPLACE) != 0) {
-    Error error = failed();
-    ::unlink(fresh.c_str());
-    return error;
-  }
-  return Written{facts.st_dev, facts.st_ino};
+  if (failure == 0 && files.rename(fresh, path, replaces) != 0) failure = errno;
+  if (failure == 0) return Written{facts.st_dev, facts.st_ino};
+  files.unlink(fresh);
+  return failed(failure);
 }
 
-void remove(const std::string& path, const Written& written) {
+void remove(Files& files, const std::string& path, const Written& written) {
+  if (written.number == 0) return;
   struct stat facts {};
-  if (::lstat(path.c_str(), &facts) == 0 && facts.st_dev == written.device &&
-      facts.st_ino == written.number)
-    ::unlink(path.c_str());
+  if (files.status(path, facts, false) == 0) {
+    if (facts.st_dev != written.device || facts.st_ino != written.number) return;
+    if (files.unlink(path) == 0) return;
+  }
+  if (errno != ENOENT)
+    WEFT_LOG(join, warn, "the rendezvous file %s stays behind: %s", path.c_str(),
+             std::strerror(errno));
 }
 
 }  // namespace weft::join::rendezvous

@@ -20,8 +20,9 @@ struct Written {
 // Whole or not at all. Replaces only what an earlier group left behind, or an empty file.
 Result<Written> write(net::System& system, const std::string& path, const std::string& address);
 // The address; empty while there is none.
-Result<std::string> read(const std::string& path);
-// Removes it if it is still the same file.
-void remove(const std::string& path, const Written& written);
+Result<std::string> read(Files& files, const std::string& path);
+// Removes it if it is still the same file. Where that is refused, the log says so: an address that
+// nobody listens on does no harm to the next group, which replaces it.
+void remove(Files& files, const std::string& path, const Written& written);
 
 }  // namespace weft::join::rendezvous

@@ -102,13 +102,13 @@ TEST(RendezvousFile, is_for_its_user_only_and_goes_with_who_wrote_it) {
   auto written = rendezvous::write(net::kernel_system(), path, "127.0.0.1:4000");
   ASSERT_TRUE(written) << written.error().message();
   EXPECT_EQ(mode_of(path) & 07777, 0600u);
-  EXPECT_EQ(*rendezvous::read(path), "127.0.0.1:4000");
+  EXPECT_EQ(*rendezvous::read(kernel_files(), path), "127.0.0.1:4000");
   auto again = rendezvous::write(net::kernel_system(), path, "127.0.0.1:4001");
   ASSERT_TRUE(again) << "an earlier group left it behind";
-  rendezvous::remove(path, *written);
-  EXPECT_EQ(*rendezvous::read(path), "127.0.0.1:4001") << "another's, by now";
-  rendezvous::remove(path, *again);
-  EXPECT_EQ(*rendezvous::read(path), "") << "nobody has written it";
+  rendezvous::remove(kernel_files(), path, *written);
+  EXPECT_EQ(*rendezvous::read(kernel_files(), path), "127.0.0.1:4001") << "another's, by now";
+  rendezvous::remove(kernel_files(), path, *again);
+  EXPECT_EQ(*rendezvous::read(kernel_files(), path), "") << "nobody has written it";
   EXPECT_EQ(folder.files(), 0u);
 }
 
@@ -116,7 +116,7 @@ TEST(RendezvousFile, that_is_empty_may_be_written_to) {
   Folder folder;
   std::string path = folder / "made-by-mktemp";
   Fd made(::open(path.c_str(), O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, 0600));
-  EXPECT_EQ(*rendezvous::read(path), "");
+  EXPECT_EQ(*rendezvous::read(kernel_files(), path), "");
   EXPECT_TRUE(rendezvous::write(net::kernel_system(), path, "127.0.0.1:4000"));
 }
 
@@ -145,7 +145,7 @@ TEST(RendezvousFile, that_is_something_else_is_neither_read_nor_replaced) {
   for (auto& one : cases) {
     SCOPED_TRACE(one.path);
     mode_t mode = mode_of(one.path);
-    auto read = rendezvous::read(one.path);
+    auto read = rendezvous::read(kernel_files(), one.path);
     ASSERT_FALSE(read);
     EXPECT_THAT(read.error().message(), HasSubstr(one.path + " is no rendezvous file: "));
     EXPECT_THAT(read.error().message(), HasSubstr(one.why));

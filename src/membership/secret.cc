@@ -44,12 +44,9 @@ Result<std::string> checked(std::string secret, const std::string& source) {
 }
 
 // The beginning of an open file, wherever others who share it have read to.
-Result<std::string> content_of(int file) {
+Result<std::string> content_of(Files& files, int file) {
   std::string content(kSecretFileMax + 1, '\0');
-  ssize_t n = 0;
-  do {
-    n = pread(file, content.data(), content.size(), 0);
-  } while (n < 0 && errno == EINTR);
+  const ssize_t n = files.read_beginning(file, std::as_writable_bytes(std::span(content)));
   if (n < 0) return io_error(errno, "cannot be read");
   if (static_cast<size_t>(n) > kSecretFileMax) {
     return error(Code::invalid_argument, "has more than %zu bytes, which is no secret",
@@ -60,15 +57,17 @@ Result<std::string> content_of(int file) {
 }
 
 // What an open file holds, if it is one that only this user can read.
-Result<std::string> secret_in(int file, const std::string& path, const std::string& source) {
+Result<std::string> secret_in(Files& files, int file, const std::string& path,
+                              const std::string& source) {
   struct stat status {};
-  if (fstat(file, &status) != 0) return io_error(errno, "%s: %s", source.c_str(), path.c_str());
+  if (files.status(file, status) != 0)
+    return io_error(errno, "%s: %s", source.c_str(), path.c_str());
   if (!S_ISREG(status.st_mode) || !only_ours(status)) {
     return error(Code::invalid_argument,
                  "%s: %s must be a file of this user that nobody else may read: chmod 600 it",
                  source.c_str(), path.c_str());
   }
-  auto content = content_of(file);
+  auto content = content_of(files, file);
   if (!content) return std::move(content).error().in(path).in(source);
   return checked(*std::move(content), source + ": " + path);
 }
@@ -95,14 +94,19 @@ Result<std::string> line_from(int fd) {
 }
 
 // Opens a folder that is this user's alone, and makes it if it is not there.
-Result<Fd> open_own_folder(const std::string& path) {
-  if (mkdir(path.c_str(), 0700) != 0 && errno != EEXIST) {
+Result<Fd> open_own_folder(Files& files, const std::string& path) {
+  if (files.make_folder(path, 0700) != 0 && errno != EEXIST) {
     return io_error(errno, "cannot make %s for the secrets of this user", shown(path).c_str());
   }
   // Looked at through the open folder, so that nobody exchanges it in between.
-  Fd folder(open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+  Fd folder = files.open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
   struct stat status {};
-  if (!folder || fstat(folder.get(), &status) != 0 || !only_ours(status)) {
+  // What is there is no folder, or a link to one, or may not be entered.
+  const bool of_others = !folder && (errno == ENOTDIR || errno == ELOOP || errno == EACCES);
+  if (!of_others && (!folder || files.status(folder.get(), status) != 0)) {
+    return io_error(errno, "cannot open %s for the secrets of this user", shown(path).c_str());
+  }
+  if (of_others || !only_ours(status)) {
     return error(Code::invalid_argument,
                  "%s is not a folder that this user alone may enter (mode 0700): somebody else may "
                  "have put it there; set WEFT_SECRET, or TMPDIR to another folder",
@@ -111,28 +115,32 @@ Result<Fd> open_own_folder(const std::string& path) {
   return folder;
 }
 
-bool is_own_folder(const std::string& path) {
-  const Fd folder(open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+// Not if it cannot be looked at: all processes of this user must come to the same answer.
+Result<bool> is_own_folder(Files& files, const std::string& path) {
+  const Fd folder = files.open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW);
   struct stat status {};
-  return folder && fstat(folder.get(), &status) == 0 && only_ours(status);
+  const bool none =
+      !folder && (errno == ENOENT || errno == ENOTDIR || errno == ELOOP || errno == EACCES);
+  if (none) return false;
+  if (!folder || files.status(folder.get(), status) != 0) {
+    return io_error(errno, "cannot open %s", shown(path).c_str());
+  }
+  return only_ours(status);
 }
 
 // Puts a new secret under its name, unless one is there already. The name appears with the whole
 // content or not at all, whoever else does the same at this moment.
-Result<void> make_secret(int folder, const std::string& path) {
+Result<void> make_secret(Files& files, int folder, const std::string& path) {
   const std::string draft = text("%s.%s", kSecretName, new_secret().substr(0, 16).c_str());
   const std::string content = new_secret() + "\n";
-  Fd file(
-      openat(folder, draft.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600));
+  Fd file = files.open(draft, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW, 0600, folder);
   if (!file) return io_error(errno, "cannot write a secret into %s", path.c_str());
-  const bool written =
-      write(file.get(), content.data(), content.size()) == static_cast<ssize_t>(content.size()) &&
-      fdatasync(file.get()) == 0;
-  int failure = written ? 0 : errno;
-  if (written && linkat(folder, draft.c_str(), folder, kSecretName, 0) != 0 && errno != EEXIST) {
+  int failure = files.write_all(file.get(), std::as_bytes(std::span(content)));
+  if (failure == 0 && files.sync(file.get()) != 0) failure = errno;
+  if (failure == 0 && files.link(folder, draft, kSecretName) != 0 && errno != EEXIST) {
     failure = errno;
   }
-  unlinkat(folder, draft.c_str(), 0);
+  files.unlink(draft, folder);
   if (failure != 0) return io_error(failure, "cannot write a secret into %s", path.c_str());
   return {};
 }
@@ -166,15 +174,16 @@ bool same_secret(std::string_view one, std::string_view other) {
 
 // ---- secrets that are given ----------------------------------------------------------------
 
-Result<std::string> secret_from_file(const std::string& path, const std::string& source) {
+Result<std::string> secret_from_file(const std::string& path, const std::string& source,
+                                     Files& files) {
   // Looked at through the open file, so that nobody exchanges it in between.
-  const Fd file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW));
+  const Fd file = files.open(path, O_RDONLY | O_NONBLOCK | O_NOFOLLOW);
   if (!file && errno == ELOOP) {
     return error(Code::invalid_argument, "%s: %s is a link; name the file itself", source.c_str(),
                  shown(path).c_str());
   }
   if (!file) return io_error(errno, "%s: cannot open %s", source.c_str(), shown(path).c_str());
-  return secret_in(file.get(), shown(path), source);
+  return secret_in(files, file.get(), shown(path), source);
 }
 
 Result<std::string> secret_from_descriptor(const std::string& number) {
@@ -190,40 +199,45 @@ Result<std::string> secret_from_descriptor(const std::string& number) {
   fcntl(fd, F_SETFD, FD_CLOEXEC);
   const std::string source = "WEFT_SECRET_FD";
   // A file without a name (memfd_create) can be opened by nobody else, whatever its mode.
-  if (S_ISREG(status.st_mode) && status.st_nlink > 0) return secret_in(fd, number, source);
-  auto content = S_ISREG(status.st_mode) ? content_of(fd) : line_from(fd);
+  if (S_ISREG(status.st_mode) && status.st_nlink > 0)
+    return secret_in(kernel_files(), fd, number, source);
+  auto content = S_ISREG(status.st_mode) ? content_of(kernel_files(), fd) : line_from(fd);
   if (!content) return std::move(content).error().in(source);
   return checked(*std::move(content), source);
 }
 
 // ---- the secret of a user on this host -----------------------------------------------------
 
-Result<std::string> users_folder(const Lookup& lookup) {
+Result<std::string> users_folder(const Lookup& lookup, Files& files) {
   const std::string session = lookup("XDG_RUNTIME_DIR").value_or("");
   std::string path;
-  if (session.starts_with('/') && is_own_folder(session)) {
+  bool own = false;
+  if (session.starts_with('/')) {
+    WEFT_ASSIGN(own, is_own_folder(files, session));
+  }
+  if (own) {
     path = session + "/weft";
   } else {
     const std::string temporary = lookup("TMPDIR").value_or("");
     const bool usable = temporary.starts_with('/') && access(temporary.c_str(), W_OK | X_OK) == 0;
     path = text("%s/weft-%u", usable ? temporary.c_str() : P_tmpdir, unsigned{geteuid()});
   }
-  WEFT_TRY(open_own_folder(path));
+  WEFT_TRY(open_own_folder(files, path));
   return path;
 }
 
-Result<std::string> users_secret(const std::string& folder) {
-  WEFT_ASSIGN(const Fd own, open_own_folder(folder));
+Result<std::string> users_secret(const std::string& folder, Files& files) {
+  WEFT_ASSIGN(const Fd own, open_own_folder(files, folder));
   const std::string path = folder + "/" + kSecretName;
   for (int attempt = 0;; ++attempt) {
-    const Fd file(openat(own.get(), kSecretName, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW));
+    const Fd file = files.open(kSecretName, O_RDONLY | O_NONBLOCK | O_NOFOLLOW, 0, own.get());
     if (file) {
       // Used, so not old: what cleans temporary folders goes by this. It may not be ours to set.
       (void)!futimens(file.get(), nullptr);
-      return secret_in(file.get(), path, "the secret of this user on this host");
+      return secret_in(files, file.get(), path, "the secret of this user on this host");
     }
     if (errno != ENOENT || attempt > 0) return io_error(errno, "cannot open %s", path.c_str());
-    WEFT_TRY(make_secret(own.get(), path));
+    WEFT_TRY(make_secret(files, own.get(), path));
   }
 }
 

@@ -9,6 +9,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <map>
 #include <set>
 #include <thread>
@@ -285,6 +286,141 @@ TEST_F(SecretTest, WithoutOneInsecurityMustBeAskedForAndEveryRankWarns) {
   EXPECT_EQ(complaint(with(kTwoHosts, {{"WEFT_INSECURE", "0"}})), complaint(kTwoHosts));
   EXPECT_THAT(complaint(with(kTwoHosts, {{"WEFT_INSECURE", "yes"}})),
               StartsWith("WEFT_INSECURE is \"yes\""));
+}
+
+// ---- files that fail -----------------------------------------------------------------------
+
+struct Died {};
+
+// What happens at the `at`-th request: an errno, half of the bytes (0), or whatever `then` does.
+class At final : public Files {
+ public:
+  At(uint64_t at, int failure) : at_(at), failure_(failure) {}
+  At(uint64_t at, std::function<void()> then) : at_(at), then_(std::move(then)) {}
+  bool met() const { return asked_ >= at_; }
+  std::optional<Call> refused;
+
+ private:
+  int refusal(Call call, size_t& bytes) override {
+    if (++asked_ != at_) return 0;
+    if (then_) return then_(), 0;
+    const bool moves = call == Call::read || call == Call::write;
+    if (failure_ == 0 && moves) bytes = (bytes + 1) / 2;
+    if (failure_ == EINTR && !moves && call != Call::open && call != Call::sync) return 0;
+    if (failure_ != 0) refused = call;
+    return failure_;
+  }
+
+  uint64_t asked_ = 0;
+  uint64_t at_;
+  int failure_ = 0;
+  std::function<void()> then_;
+};
+
+class SecretFiles : public SecretTest {
+ protected:
+  void SetUp() override {
+    SecretTest::SetUp();
+    own_ = (fs::path(folder_) / "own").string();
+  }
+  size_t count() const {
+    return static_cast<size_t>(std::distance(fs::directory_iterator(own_), {}));
+  }
+  std::string own_;
+};
+
+TEST_F(SecretFiles, that_fail_at_any_request_are_told_with_their_path_and_spoil_nothing) {
+  for (const int failure : {ENOSPC, EACCES, EIO, EMFILE})
+    for (const bool exists : {false, true}) {
+      uint64_t at = 1;
+      for (;; ++at) {
+        fs::remove_all(own_);
+        std::string before;
+        if (exists) before = *users_secret(own_);
+        At files(at, failure);
+        const auto secret = users_secret(own_, files);
+        if (!files.met()) {
+          EXPECT_TRUE(secret);
+          break;
+        }
+        // A draft that cannot be removed does no harm to the secret.
+        if (files.refused == Files::Call::unlink) {
+          EXPECT_TRUE(secret);
+        } else {
+          ASSERT_FALSE(secret) << at;
+          EXPECT_THAT(secret.error().message(), HasSubstr(own_));
+        }
+        const auto after = users_secret(own_);
+        ASSERT_TRUE(after) << at << ": " << after.error().message();
+        EXPECT_TRUE(!exists || *after == before) << at;
+        EXPECT_EQ(count(), files.refused == Files::Call::unlink ? 2u : 1u) << at;
+      }
+      EXPECT_GT(at, exists ? 6u : 12u);
+    }
+}
+
+TEST_F(SecretFiles, that_are_interrupted_or_moved_in_pieces_give_the_secret) {
+  for (const int failure : {EINTR, 0})
+    for (uint64_t at = 1; at < 20; ++at) {
+      fs::remove_all(own_);
+      At files(at, failure);
+      const auto secret = users_secret(own_, files);
+      ASSERT_TRUE(secret) << at << ": " << secret.error().message();
+      EXPECT_EQ(*secret, *users_secret(own_));
+      EXPECT_EQ(count(), 1u);
+    }
+}
+
+// At every request of one process, another one does the same from beginning to end.
+TEST_F(SecretFiles, that_two_processes_make_at_once_hold_one_secret) {
+  bool met = true;
+  for (uint64_t at = 1; met; ++at) {
+    fs::remove_all(own_);
+    std::string other;
+    At files(at, [&] { other = *users_secret(own_); });
+    const auto secret = users_secret(own_, files);
+    ASSERT_TRUE(secret) << at << ": " << secret.error().message();
+    met = files.met();
+    EXPECT_TRUE(!met || *secret == other) << at;
+    EXPECT_EQ(count(), 1u) << at;
+  }
+}
+
+// A process is killed at any of its requests: the next one finds a whole secret, or none.
+TEST_F(SecretFiles, of_a_process_that_died_are_whole_or_not_there) {
+  for (uint64_t at = 1;; ++at) {
+    fs::remove_all(own_);
+    At files(at, [] { throw Died(); });
+    try {
+      ASSERT_TRUE(users_secret(own_, files));
+      break;
+    } catch (const Died&) {
+      const auto secret = users_secret(own_);
+      ASSERT_TRUE(secret) << at << ": " << secret.error().message();
+      EXPECT_EQ(*secret, *users_secret(own_));
+    }
+  }
+}
+
+TEST_F(SecretFiles, of_a_session_that_cannot_be_looked_at_are_not_replaced_by_others) {
+  const std::string session = (fs::path(folder_) / "session").string();
+  fs::create_directory(session);
+  fs::permissions(session, fs::perms::owner_all);
+  const auto lookup = [&](const char* name) -> std::optional<std::string> {
+    if (std::string_view(name) == "XDG_RUNTIME_DIR") return session;
+    return std::nullopt;
+  };
+  for (const int failure : {EIO, EMFILE})
+    for (uint64_t at = 1;; ++at) {
+      At files(at, failure);
+      const auto found = users_folder(lookup, files);
+      if (!files.met()) {
+        EXPECT_EQ(*found, session + "/weft");
+        break;
+      }
+      ASSERT_FALSE(found) << at << ": " << *found;
+      EXPECT_THAT(found.error().message(), HasSubstr(session));
+    }
 }
 
 }  // namespace

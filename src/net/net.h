@@ -145,8 +145,8 @@ class SharedMemory {
   virtual void unlink() = 0;
 };
 
-// What a process has besides connections: others that work for it, memory that it shares, and
-// chance.
+// What a process has besides connections: others that work for it, memory that it shares, chance,
+// and files.
 class System {
  public:
   virtual ~System() = default;
@@ -158,6 +158,7 @@ class System {
   virtual Result<std::unique_ptr<SharedMemory>> attach_memory(const std::string& name) = 0;
   // Numbers that nobody can guess.
   virtual Result<void> random(std::span<std::byte> out) = 0;
+  virtual Files& files() { return kernel_files(); }
 };
 System& kernel_system();
 std::unique_ptr<Bell> adopt_bell(Fd eventfd);
@@ -248,7 +249,9 @@ Result<std::string> address_of_interface(const std::string& interface, const std
 // virtual and goes on to the next thing that happens. Connections keep their bytes in order, cut
 // anywhere and delayed by chance, so different connections overtake each other. Memory that ranks
 // of one machine share is real, and what one writes is there for the other at once; it is told of
-// by bells alone, as by the kernel. The same seed and faults give the same course of events.
+// by bells alone, as by the kernel. Files are real too, and every request to them is a moment at
+// which others may go on, or the rank dies: what a dead rank asks is refused. The same seed and
+// faults give the same course of events.
 
 namespace sim {
 
@@ -272,6 +275,8 @@ struct Fault {
                  // place for one, a reactor or a place in it, a bell, a task, shared memory,
                  // chance
     memory,      // allocations `at` to `at + count - 1` of `rank`, in Scarce code, are refused
+    file,        // requests `at` to `at + count - 1` of `rank` to its Files fail with `failure`:
+                 // EINTR is met where a signal can interrupt, and 0 means half of the bytes
   };
   Kind kind = Kind::spike;
   uint32_t rank = 0;
@@ -283,6 +288,7 @@ struct Fault {
   bool reverse = false;     // bytes of the side that was called
   uint64_t at = 0;
   uint64_t count = 1;
+  int failure = 0;  // errno
 };
 std::string to_text(const Fault& fault);
 // Any of the kinds, in the first `horizon` and on the first `connections`.
@@ -316,7 +322,7 @@ class World {
  public:
   explicit World(Options options);
   ~World();
-  // Rank r's address is "10.0.0.<r + 1>".
+  // Rank r's address is "10.0.0.<r + 1>", and "127.0.0.1" for those on its machine.
   Network& network_of(Rank rank);
   static std::string address_of(Rank rank);
   // Runs one function a rank until all have returned. A rank that died goes on without a network,
@@ -328,6 +334,11 @@ class World {
   std::optional<Nanos> died(Rank rank) const;
   // Whether its system refused it something, or memory.
   bool refused(Rank rank) const;
+  // Which of its requests to its Files failed of a fault, in order; not those that succeed when
+  // they are made again.
+  const std::vector<Files::Call>& refused_files(Rank rank) const;
+  // How many there were.
+  uint64_t file_requests(Rank rank) const;
   // How often it asked for memory in Scarce code, and in its tasks.
   uint64_t allocations(Rank rank) const;
   // Who called and who was called, if there was such a connection.

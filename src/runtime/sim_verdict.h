@@ -57,7 +57,8 @@ inline Judgement judge(const Scene& scene, const Played& played) {
       case Fault::Kind::task_stop:  // lanes are opened again without the worker
       case Fault::Kind::task_end:
       case Fault::Kind::refusal:
-      case Fault::Kind::memory: break;  // by who was refused something, below
+      case Fault::Kind::memory:
+      case Fault::Kind::file: break;  // by who was refused something, below
       case Fault::Kind::partition:
         // Who cannot be reached for longer than words are waited for is gone without any.
         for (uint32_t rank = 0; rank < scene.ranks && lasts > kLastWords; ++rank) {

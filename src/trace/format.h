@@ -128,6 +128,7 @@ Error no_memory_for(const std::string& what);
 struct WriterOptions {
   size_t block_bytes = 64u << 10;     // payload of an events block; tests use small ones
   uint64_t repeat_bytes = 16u << 20;  // environment and model are repeated after so many
+  Files* files = &kernel_files();
 };
 
 Result<std::unique_ptr<Writer>> create_writer(const std::string& path,

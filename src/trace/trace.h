@@ -283,9 +283,10 @@ struct Trace {
 class Writer {
  public:
   // The file is its owner's alone (0600). An older trace of this user is replaced; anything else
-  // that has the name, and every link, is refused and stays as it is.
+  // that has the name, and every link, is refused and stays as it is. `files` outlives the writer.
   static Result<std::unique_ptr<Writer>> create(const std::string& path,
-                                                const Environment& environment);
+                                                const Environment& environment,
+                                                Files& files = kernel_files());
   virtual ~Writer() = default;
 
   // Definitions may come at any time before the events that use them, and are repeated by the

@@ -28,14 +28,63 @@ void pack_track(Packer& out, TrackId id, const Track& track) {
   out.number(track.lane).number(track.peer).string(track.name);
 }
 
+// What stands at `path` may be replaced if it is an older trace of this user, or an empty file. A
+// trace tells much of a job, and a link or a pipe with the name of one may have been put there by
+// someone else.
+Result<void> check_replaced(const std::string& path, Files& files) {
+  const auto stays = [&](const char* why) {
+    return error(Code::invalid_argument,
+                 "%s: there is something already, and it is %s; it was left as it is: remove it, "
+                 "or name another file",
+                 path.c_str(), why);
+  };
+  const auto unreadable = [&] {
+    return io_error(errno, "%s: reading what is there already", path.c_str());
+  };
+  // Non-blocking, so that a named pipe is refused instead of waited for.
+  const Fd fd = files.open(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK);
+  if (!fd && errno == ELOOP) return stays("a link");
+  if (!fd && errno == ENXIO) return stays("no regular file");  // a socket
+  if (!fd) return unreadable();
+  struct stat status {};
+  if (files.status(fd.get(), status) != 0) return unreadable();
+  if (!S_ISREG(status.st_mode)) return stays("no regular file");
+  if (status.st_uid != ::geteuid()) return stays("another user's");
+  char magic[sizeof kFileMagic];
+  const ssize_t got = files.read_beginning(fd.get(), std::as_writable_bytes(std::span(magic)));
+  if (got < 0) return unreadable();
+  const bool trace =
+      got == ssize_t{sizeof magic} && std::memcmp(magic, kFileMagic, sizeof magic) == 0;
+  if (got != 0 && !trace) return stays("not a weft trace");
+  return {};
+}
+
+// A new file, which nobody else can read. One that is replaced is removed and not emptied: whoever
+// still reads or writes it keeps what it has.
+Result<Fd> new_file(const std::string& path, Files& files) {
+  Fd fd = create_file(path, Readers::owner, files);
+  if (!fd && errno == EEXIST) {
+    WEFT_TRY(check_replaced(path, files));
+    if (files.unlink(path) != 0) return io_error(errno, "%s: replacing", path.c_str());
+    fd = create_file(path, Readers::owner, files);
+  }
+  if (!fd) return io_error(errno, "%s: creating", path.c_str());
+  return fd;
+}
+
 class FileWriter final : public Writer {
  public:
-  FileWriter(std::string path, Fd fd, const Environment& environment, const WriterOptions& options)
-      : path_(std::move(path)), fd_(std::move(fd)), options_(options) {
+  FileWriter(std::string path, const Environment& environment, const WriterOptions& options)
+      : path_(std::move(path)), options_(options) {
     pack_environment(environment);
   }
 
   ~FileWriter() override {
+    if (!started_) {
+      // A file that says nothing is of no use to anyone.
+      if (fd_) options_.files->unlink(path_);
+      return;
+    }
     // Without close() the file stays unfinished, and says so; what was handed over is still kept.
     try {
       if (!closed_) (void)write_events();
@@ -52,8 +101,11 @@ class FileWriter final : public Writer {
     std::memcpy(header.writer, written_by.data(),
                 std::min(written_by.size(), sizeof header.writer - 1));
     header.checksum = checksum_of(header);
+    WEFT_ASSIGN(fd_, new_file(path_, *options_.files));
     WEFT_TRY(write_out(std::as_bytes(std::span(&header, 1))));
-    return repeat_descriptions();
+    WEFT_TRY(repeat_descriptions());
+    started_ = true;
+    return {};
   }
 
   Result<void> model(const Model& model) override {
@@ -154,7 +206,8 @@ class FileWriter final : public Writer {
     WEFT_TRY(write_block(BlockType::closing, 1, std::as_bytes(std::span(&totals_, 1))));
     closed_ = true;
     // Some file systems say only here that the disk is full.
-    if (::close(fd_.release()) != 0) return io_error(errno, "%s: closing", path_.c_str());
+    if (options_.files->close(std::move(fd_)) != 0)
+      return io_error(errno, "%s: closing", path_.c_str());
     return {};
   }
 
@@ -352,7 +405,7 @@ class FileWriter final : public Writer {
   }
 
   Result<void> write_out(std::span<const std::byte> bytes) {
-    const int failed = write_all(fd_.get(), bytes);
+    const int failed = options_.files->write_all(fd_.get(), bytes);
     if (failed != 0) return io_error(failed, "%s: writing", path_.c_str());
     return {};
   }
@@ -360,6 +413,7 @@ class FileWriter final : public Writer {
   std::string path_;
   Fd fd_;
   WriterOptions options_;
+  bool started_ = false;
   bool closed_ = false;
 
   Packer environment_;  // payloads, kept to be repeated
@@ -383,40 +437,6 @@ class FileWriter final : public Writer {
   Closing totals_;
 };
 
-// Why what stands at `path` may not be replaced; null when it may: an older trace of this user, or
-// an empty file. A trace tells much of a job, and a link or a pipe with the name of one may have
-// been put there by someone else.
-const char* why_not_replaced(const std::string& path) {
-  // Non-blocking, so that a named pipe is refused instead of waited for.
-  const Fd fd(::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
-  if (!fd) return errno == ELOOP ? "a link" : "nothing that can be read";
-  struct stat status {};
-  if (::fstat(fd.get(), &status) != 0 || !S_ISREG(status.st_mode)) return "no regular file";
-  if (status.st_uid != ::geteuid()) return "another user's";
-  char magic[sizeof kFileMagic];
-  const ssize_t got = ::read(fd.get(), magic, sizeof magic);
-  const bool trace =
-      got == ssize_t{sizeof magic} && std::memcmp(magic, kFileMagic, sizeof magic) == 0;
-  return got == 0 || trace ? nullptr : "not a weft trace";
-}
-
-// A new file, which nobody else can read. One that is replaced is removed and not emptied: whoever
-// still reads or writes it keeps what it has.
-Result<Fd> create(const std::string& path) {
-  Fd fd = create_file(path, Readers::owner);
-  if (!fd && errno == EEXIST) {
-    if (const char* why = why_not_replaced(path))
-      return error(Code::invalid_argument,
-                   "%s: there is something already, and it is %s; it was left as it is: remove it, "
-                   "or name another file",
-                   path.c_str(), why);
-    if (::unlink(path.c_str()) != 0) return io_error(errno, "%s: replacing", path.c_str());
-    fd = create_file(path, Readers::owner);
-  }
-  if (!fd) return io_error(errno, "%s: creating", path.c_str());
-  return fd;
-}
-
 }  // namespace
 
 Result<std::unique_ptr<Writer>> create_writer(const std::string& path,
@@ -424,8 +444,7 @@ Result<std::unique_ptr<Writer>> create_writer(const std::string& path,
                                               const WriterOptions& options) {
   if (const char* flaw = flaw_of(environment))
     return error(Code::invalid_argument, "%s: environment: %s", path.c_str(), flaw);
-  WEFT_ASSIGN(Fd fd, create(path));
-  auto writer = std::make_unique<FileWriter>(path, std::move(fd), environment, options);
+  auto writer = std::make_unique<FileWriter>(path, environment, options);
   if (writer->environment_bytes() > kMaxPayloadBytes)
     return error(Code::invalid_argument, "%s: environment: too long", path.c_str());
   WEFT_TRY(writer->start());
@@ -433,8 +452,10 @@ Result<std::unique_ptr<Writer>> create_writer(const std::string& path,
 }
 
 Result<std::unique_ptr<Writer>> Writer::create(const std::string& path,
-                                               const Environment& environment) {
-  return create_writer(path, environment, {});
+                                               const Environment& environment, Files& files) {
+  WriterOptions options;
+  options.files = &files;
+  return create_writer(path, environment, options);
 }
 
 Result<void> write_process(Writer& writer, const Process& process) {

@@ -37,6 +37,7 @@ struct Connection {
   uint64_t number = 0;
   std::array<uint32_t, 2> ranks{};
   uint16_t port = 0;
+  bool loopback = false;
   std::array<Pipe, 2> pipes;
   std::array<State, 2> states{};
   std::array<int, 2> failures{};  // errno

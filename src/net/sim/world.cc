@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <cstring>
+#include <map>
 #include <new>
 
 #include "shm/name.h"
@@ -19,6 +21,8 @@ constexpr Nanos kTurn = Nanos::from_micros(0.2);  // a turn takes at least this 
 constexpr uint64_t kTurnChance = 2000;            // and up to so many nanoseconds more
 constexpr uint64_t kWaitsAfterDeath = 200'000;    // then it is told to end by force
 constexpr const char* kNet = "10.0.0.";
+constexpr const char* kLoopback = "127.0.0.1";
+constexpr uint16_t kLoopbackPorts = 50'000;  // from here on: no rank's own
 
 struct Gone {};  // unwinds a rank that does not notice that it is dead
 
@@ -42,6 +46,8 @@ class World::Impl {
     ahead_.resize(options_.ranks);
     asked_.resize(options_.ranks);
     refused_.resize(options_.ranks);
+    file_requests_.resize(options_.ranks);
+    refused_files_.resize(options_.ranks);
     for (uint32_t rank = 0; rank < options_.ranks; ++rank) accounts_.push_back({this, rank, 0});
   }
 
@@ -103,6 +109,52 @@ class World::Impl {
     }
     return true;
   }
+  // A rank asks for something of a file. The errno that it gets instead; 0: it gets it.
+  int refuse_file(uint32_t rank, Files::Call call, size_t& bytes) {
+    sleep(rank, nullptr, nullptr, Nanos{0});  // others may be first, and it may die here
+    if (!wire_.alive(rank)) return EIO;
+    uint64_t number = ++file_requests_[rank];
+    bool moves = call == Files::Call::read || call == Files::Call::write;
+    for (const Fault& fault : options_.faults) {
+      if (fault.kind != Fault::Kind::file || fault.rank != rank || number < fault.at ||
+          number - fault.at >= fault.count)
+        continue;
+      wire_.note("refuses a file", rank, number, static_cast<uint64_t>(fault.failure));
+      if (fault.failure == 0) {
+        if (moves) bytes = (bytes + 1) / 2;
+      } else if (fault.failure != EINTR) {
+        refused_files_[rank].push_back(call);
+        return fault.failure;
+      } else if (moves || call == Files::Call::open || call == Files::Call::sync) {
+        return EINTR;
+      }
+    }
+    return 0;
+  }
+  const std::vector<Files::Call>& refused_files(uint32_t rank) const {
+    return refused_files_[rank];
+  }
+  uint64_t file_requests(uint32_t rank) const { return file_requests_[rank]; }
+
+  // ---- the address by which ranks of one machine reach each other
+
+  bool share_machine(uint32_t one, uint32_t other) const {
+    const auto& machines = options_.machines;
+    return one == other || (!machines.empty() && machines[one] == machines[other]);
+  }
+  std::optional<uint32_t> loopback_listener(uint32_t caller, uint16_t port) const {
+    auto found = loopback_.find(port);
+    if (found == loopback_.end() || !share_machine(caller, found->second)) return std::nullopt;
+    return found->second;
+  }
+  // The port; none if it is taken.
+  std::optional<uint16_t> listen_on_loopback(uint32_t rank, uint16_t port) {
+    if (port == 0) port = next_loopback_port_++;
+    if (!loopback_.emplace(port, rank).second) return std::nullopt;
+    return port;
+  }
+  void leave_loopback(uint16_t port) { loopback_.erase(port); }
+
   Wire& wire() { return wire_; }
   Memories& memories() { return memories_; }
   const Options& options() const { return options_; }
@@ -124,12 +176,16 @@ class World::Impl {
   Options options_;
   Wire wire_;
   Memories memories_;
-  std::vector<std::unique_ptr<Place>> places_;  // the ranks' first
-  std::vector<uint64_t> waits_;                 // by rank: also those of its tasks
-  std::vector<Nanos> ahead_;                    // by rank: a dead rank's clock runs away
-  std::vector<uint64_t> asked_;                 // by rank
-  std::vector<bool> refused_;                   // by rank
-  std::vector<Account> accounts_;               // by rank
+  std::vector<std::unique_ptr<Place>> places_;           // the ranks' first
+  std::vector<uint64_t> waits_;                          // by rank: also those of its tasks
+  std::vector<Nanos> ahead_;                             // by rank: a dead rank's clock runs away
+  std::vector<uint64_t> asked_;                          // by rank
+  std::vector<bool> refused_;                            // by rank
+  std::vector<Account> accounts_;                        // by rank
+  std::vector<uint64_t> file_requests_;                  // by rank
+  std::vector<std::vector<Files::Call>> refused_files_;  // by rank
+  std::map<uint16_t, uint32_t> loopback_;                // who listens, by port
+  uint16_t next_loopback_port_ = kLoopbackPorts;
   Place* current_ = nullptr;
   std::string lost_process_;  // a task did what ends a process
 };
@@ -150,8 +206,8 @@ class StreamSocket final : public Socket, public Source {
     return world_.wire().receive(*connection_, side_, parts, count);
   }
   int connect_outcome() override { return connection_->failures[side_]; }
-  std::string local_host() const override { return World::address_of({connection_->ranks[side_]}); }
-  std::string peer() const override { return World::address_of({connection_->ranks[1 - side_]}); }
+  std::string local_host() const override { return address_of(side_); }
+  std::string peer() const override { return address_of(1 - side_); }
   void shut() override {
     Charge nobody(nullptr);
     world_.wire().close(*connection_, side_);
@@ -159,6 +215,10 @@ class StreamSocket final : public Socket, public Source {
   uint32_t events() const override { return world_.wire().events(*connection_, side_); }
 
  private:
+  std::string address_of(size_t side) const {
+    return connection_->loopback ? kLoopback : World::address_of({connection_->ranks[side]});
+  }
+
   World::Impl& world_;
   std::shared_ptr<Connection> connection_;
   size_t side_;
@@ -166,10 +226,11 @@ class StreamSocket final : public Socket, public Source {
 
 class ListenSocket final : public Socket, public Source {
  public:
-  ListenSocket(World::Impl& world, uint32_t rank, uint16_t port)
-      : world_(world), rank_(rank), port_(port) {}
+  ListenSocket(World::Impl& world, uint32_t rank, uint16_t port, bool loopback)
+      : world_(world), rank_(rank), port_(port), loopback_(loopback) {}
   ~ListenSocket() override {
     Charge nobody(nullptr);
+    if (loopback_) world_.leave_loopback(port_);
     world_.wire().stop_listening(rank_, port_);
   }
   ssize_t send(const iovec*, size_t) override { return -ENOTCONN; }
@@ -183,7 +244,9 @@ class ListenSocket final : public Socket, public Source {
     return std::unique_ptr<Socket>(
         std::make_unique<StreamSocket>(world_, std::move(connection), 1));
   }
-  std::string local_host() const override { return World::address_of({rank_}); }
+  std::string local_host() const override {
+    return loopback_ ? kLoopback : World::address_of({rank_});
+  }
   uint16_t local_port() const override { return port_; }
   std::string peer() const override { return "nobody"; }
   uint32_t events() const override {
@@ -194,6 +257,7 @@ class ListenSocket final : public Socket, public Source {
   World::Impl& world_;
   uint32_t rank_;
   uint16_t port_;
+  bool loopback_;
 };
 
 class SimReactor final : public Reactor {
@@ -312,28 +376,54 @@ class SimTask final : public Task {
   uint32_t number_;
 };
 
+class SimFiles final : public Files {
+ public:
+  SimFiles(World::Impl& world, uint32_t rank) : world_(world), rank_(rank) {}
+
+ private:
+  int refusal(Call call, size_t& bytes) override {
+    Charge nobody(nullptr);
+    return world_.refuse_file(rank_, call, bytes);
+  }
+
+  World::Impl& world_;
+  uint32_t rank_;
+};
+
 class RankNetwork final : public Network, private System, private Clock {
  public:
-  RankNetwork(World::Impl& world, uint32_t rank) : world_(world), rank_(rank) {}
+  RankNetwork(World::Impl& world, uint32_t rank)
+      : world_(world), rank_(rank), files_(world, rank) {}
 
   Result<std::unique_ptr<Socket>> listen(const std::string& host, uint16_t port) override {
     Charge nobody(nullptr);
-    if (host != World::address_of({rank_}) || !world_.alive(rank_))
+    bool loopback = host == kLoopback;
+    if ((!loopback && host != World::address_of({rank_})) || !world_.alive(rank_))
       return io_error(EADDRNOTAVAIL, "cannot listen on %s", host.c_str());
     if (!world_.may_have(rank_)) return own_error(EMFILE, "cannot make a socket");
-    if (port == 0) port = world_.wire().free_port(rank_);
-    if (!world_.wire().listen(rank_, port))
+    std::optional<uint16_t> own = port;
+    if (loopback)
+      own = world_.listen_on_loopback(rank_, port);
+    else if (port == 0)
+      own = world_.wire().free_port(rank_);
+    if (!own || !world_.wire().listen(rank_, *own))
       return io_error(EADDRINUSE, "cannot listen on %s:%u", host.c_str(), unsigned{port});
-    return std::unique_ptr<Socket>(std::make_unique<ListenSocket>(world_, rank_, port));
+    return std::unique_ptr<Socket>(std::make_unique<ListenSocket>(world_, rank_, *own, loopback));
   }
   Result<std::unique_ptr<Socket>> connect(const std::string& host, uint16_t port) override {
     Charge nobody(nullptr);
     if (!world_.alive(rank_)) return io_error(ENETDOWN, "cannot connect to %s", host.c_str());
     if (!world_.may_have(rank_)) return own_error(EMFILE, "cannot make a socket");
+    auto called = [&](uint32_t other) {
+      auto connection = world_.wire().call(rank_, other, port);
+      connection->loopback = host == kLoopback;
+      return std::unique_ptr<Socket>(
+          std::make_unique<StreamSocket>(world_, std::move(connection), 0));
+    };
+    // Where nobody listens, this machine itself says so.
+    if (host == kLoopback) return called(world_.loopback_listener(rank_, port).value_or(rank_));
     for (uint32_t other = 0; other < world_.options().ranks; ++other)
-      if (host == World::address_of({other}))
-        return std::unique_ptr<Socket>(
-            std::make_unique<StreamSocket>(world_, world_.wire().call(rank_, other, port), 0));
+      if (host == World::address_of({other})) return called(other);
     return error(Code::not_found, "cannot find host \"%s\"", host.c_str());
   }
   Result<std::unique_ptr<Reactor>> reactor() override {
@@ -375,10 +465,12 @@ class RankNetwork final : public Network, private System, private Clock {
     for (std::byte& one : out) one = static_cast<std::byte>(world_.wire().rng().below(256));
     return {};
   }
+  Files& files() override { return files_; }
   Nanos now() const override { return world_.now(rank_); }
 
   World::Impl& world_;
   uint32_t rank_;
+  SimFiles files_;
   uint32_t tasks_ = 0;
 };
 
@@ -585,6 +677,10 @@ void World::doom(Rank rank, uint64_t waits, bool silently) {
 }
 std::optional<Nanos> World::died(Rank rank) const { return impl_->wire().died(rank.index); }
 bool World::refused(Rank rank) const { return impl_->refused(rank.index); }
+const std::vector<Files::Call>& World::refused_files(Rank rank) const {
+  return impl_->refused_files(rank.index);
+}
+uint64_t World::file_requests(Rank rank) const { return impl_->file_requests(rank.index); }
 uint64_t World::allocations(Rank rank) const { return impl_->account_of(rank.index).asked; }
 std::optional<std::pair<Rank, Rank>> World::ends_of(uint64_t connection) const {
   return impl_->wire().ends_of(connection);
@@ -616,7 +712,7 @@ bool refuses_memory() noexcept {
 std::string to_text(const Fault& fault) {
   static constexpr const char* kNames[] = {
       "spike", "partition",  "stop",      "slow",     "reset",   "half_open", "corrupt",
-      "death", "power_loss", "task_stop", "task_end", "refusal", "memory"};
+      "death", "power_loss", "task_stop", "task_end", "refusal", "memory",    "file"};
   std::string out = kNames[static_cast<size_t>(fault.kind)];
   switch (fault.kind) {
     case Fault::Kind::spike:
@@ -644,8 +740,12 @@ std::string to_text(const Fault& fault) {
                         fault.kind == Fault::Kind::refusal ? "request" : "wait",
                         static_cast<unsigned long long>(fault.at));
     case Fault::Kind::memory:
-      out += text(" of rank %u at allocation %llu", fault.rank,
+    case Fault::Kind::file:
+      out += text(" of rank %u at %s %llu", fault.rank,
+                  fault.kind == Fault::Kind::file ? "request" : "allocation",
                   static_cast<unsigned long long>(fault.at));
+      if (fault.kind == Fault::Kind::file)
+        out += text(" (%s)", fault.failure == 0 ? "short" : std::strerror(fault.failure));
       if (fault.count == UINT64_MAX) return out + " and all after it";
       return fault.count == 1 ? out
                               : out + text(" and %llu after it",
