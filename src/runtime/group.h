@@ -177,6 +177,7 @@ struct Group::Impl : std::enable_shared_from_this<Group::Impl> {
   void asked(std::unique_ptr<net::Socket> socket);
   void serve_status(Nanos now);
   std::string status();
+  std::string names_of_this_rank() const;
   std::string status_of_this_rank();
   void tell_status();  // to those who wait in Group::status()
 

@@ -8,6 +8,7 @@
 #include <array>
 #include <cstdlib>
 #include <new>
+#include <nlohmann/json.hpp>
 
 #include "sim_verdict.h"
 
@@ -307,6 +308,87 @@ TEST(ScarceCalls, throw_nothing_and_tell_every_callback) {
     EXPECT_TRUE(called.outcome.complete) << at << ": " << called.outcome.report;
     EXPECT_FALSE(called.threw) << at;
     EXPECT_EQ(called.told, called.started) << at;
+  }
+  log_set_sink({});
+}
+
+// ---- a status, at each of its allocations
+// --------------------------------------------------------
+
+struct Asked {
+  std::string words;
+  uint64_t first = 0, last = 0;  // allocations of status()
+  bool complete = false, went_on = false, threw = false;
+};
+
+// Rank 1 waits for a sum that rank 0 is late for, and asks how it is doing.
+Asked ask_status_with_memory_until(uint64_t at) {
+  sim::Options options;
+  options.ranks = 2;
+  Fault fault;
+  fault.kind = Fault::Kind::memory;
+  fault.rank = 1;
+  fault.at = at;
+  fault.count = 3;
+  options.faults = {fault};
+  sim::World world(options);
+  Asked out;
+  bool went_on[2] = {};
+  std::vector<std::function<void()>> ranks;
+  for (uint32_t rank = 0; rank < 2; ++rank)
+    ranks.emplace_back([&, rank] {
+      auto recorder = capture::Recorder::off();
+      Options joining;
+      joining.rank = {rank};
+      joining.ranks = 2;
+      joining.rendezvous = sim::World::address_of({0}) + ":4000";
+      joining.secret = "a secret of the test";
+      joining.host = "a host whose name does not fit into a string by itself";
+      joining.probe = joining.progress_thread = false;
+      joining.network = &world.network_of({rank});
+      auto group = Group::join(joining, *recorder);
+      if (!group) return;
+      std::vector<float> data(30'000, 1);
+      Call call;
+      call.output = data.data();
+      call.count = data.size();
+      // Once together, so that lanes are open.
+      if (!(*group)->run(call)) return;
+      if (rank == 0)
+        if (auto alone = world.network_of({0}).reactor())
+          (*alone)->run_once(Nanos::from_millis(50));
+      auto work = (*group)->start(call);
+      if (rank == 1) {
+        out.first = world.allocations({1}) + 1;
+        try {
+          sim::Scarce scarce(world, {1});
+          out.words = (*group)->status();
+        } catch (const std::bad_alloc&) {
+          out.threw = true;
+        }
+        out.last = world.allocations({1});
+      }
+      went_on[rank] = work && work->wait() && (*group)->leave();
+    });
+  out.complete = world.run(std::move(ranks)).complete;
+  out.went_on = went_on[0] && went_on[1];
+  return out;
+}
+
+TEST(ScarceStatus, is_empty_without_memory_and_the_group_goes_on) {
+  log_set_sink([](std::string_view) {});
+  Asked whole = ask_status_with_memory_until(UINT64_MAX);
+  auto status = nlohmann::json::parse(whole.words, nullptr, false);
+  ASSERT_TRUE(status.is_object()) << whole.words;
+  EXPECT_EQ(status["rank"], 1);
+  EXPECT_EQ(status["operations"].size(), 1u) << whole.words;
+  EXPECT_GE(status["lanes"].size(), 2u) << whole.words;
+  ASSERT_GT(whole.last, whole.first + 10);
+  for (uint64_t at = whole.first; at <= whole.last; ++at) {
+    Asked asked = ask_status_with_memory_until(at);
+    EXPECT_EQ(asked.words, "{}") << at;
+    EXPECT_FALSE(asked.threw) << at;
+    EXPECT_TRUE(asked.complete && asked.went_on) << at;
   }
   log_set_sink({});
 }

@@ -2,6 +2,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <nlohmann/json.hpp>
 
 #include "group.h"
@@ -9,7 +10,6 @@
 
 namespace weft::runtime {
 
-using Json = nlohmann::ordered_json;
 using join::Control;
 
 namespace {
@@ -18,69 +18,137 @@ constexpr size_t kInquiries = 8;
 constexpr Nanos kPatience = Nanos::from_seconds(1);       // for the answers of others
 constexpr size_t kLongest = join::kMaxControlBytes - 16;  // in a control frame
 
-// Names come from outside: bytes that are no text are replaced, and never an exception.
-std::string words_of(const Json& json) {
-  return json.dump(-1, ' ', false, Json::error_handler_t::replace);
+constexpr size_t kFlights = 32;
+
+// Of a large group not everything fits into one answer: these go, in this order.
+constexpr std::array<std::string_view, 3> kDetails = {"lanes", "operations", "host"};
+
+void append_list(std::string& out, std::string_view name, std::span<const std::string_view> words) {
+  out += text(",\"%.*s\":[", static_cast<int>(name.size()), name.data());
+  for (size_t i = 0; i < words.size(); ++i) {
+    if (i > 0) out += ',';
+    append_json_string(out, words[i]);
+  }
+  out += ']';
+}
+
+// Where a value, or a name with its value, that begins at `at` ends. REQUIRES: `json` is valid.
+size_t end_of_value(std::string_view json, size_t at) {
+  size_t depth = 0;
+  bool in_string = false;
+  for (; at < json.size(); ++at) {
+    char c = json[at];
+    if (in_string) {
+      if (c == '\\') ++at;
+      if (c == '"') in_string = false;
+      continue;
+    }
+    if (depth == 0 && (c == ',' || c == '}' || c == ']')) return at;
+    if (c == '"') in_string = true;
+    if (c == '{' || c == '[') ++depth;
+    if (c == '}' || c == ']') --depth;
+  }
+  return at;
 }
 
 }  // namespace
 
-// Of a large group not everything fits into one answer: first the lanes go, then the operations,
-// then all but the numbers of the ranks.
-std::string fitting(Json status, size_t longest) {
-  std::string words = words_of(status);
-  bool of_many = status.contains("answered");
-  for (const char* part : {"lanes", "operations", "host"}) {
-    if (words.size() <= longest) return words;
-    auto drop = [&](Json& one) {
-      if (one.is_object()) one.erase(part);
-    };
-    if (of_many)
-      for (Json& one : status["answered"]) drop(one);
-    else
-      drop(status);
-    status["left_out"].push_back(part);
-    words = words_of(status);
+// As text: a tree of it would need memory to be freed, and end a process that has none.
+std::string without(std::string_view object, std::span<const std::string_view> members) {
+  size_t at = object.find_first_not_of(" \t\r\n");
+  if (at == std::string_view::npos || object[at] != '{') return std::string(object);
+  std::string out = "{";
+  for (++at; at < object.size() && object[at] != '}';) {
+    size_t end = end_of_value(object, at);
+    std::string_view member = object.substr(at, end - at);
+    bool goes = std::any_of(members.begin(), members.end(), [&](std::string_view name) {
+      size_t quote = member.find('"');
+      return quote != std::string_view::npos && member.substr(quote + 1).starts_with(name) &&
+             member.substr(quote + 1 + name.size()).starts_with('"');
+    });
+    if (!goes) {
+      if (out.size() > 1) out += ',';
+      out += member;
+    }
+    at = end < object.size() && object[end] == ',' ? end + 1 : end;
   }
-  if (words.size() <= longest) return words;
-  status["answered"] = Json::array();
-  status["left_out"].push_back("ranks");
-  return words_of(status);
+  return out + "}";
+}
+
+std::string fitting(const std::string& status, size_t longest) {
+  for (size_t left_out = 0;; ++left_out) {
+    std::span<const std::string_view> gone(kDetails.data(), left_out);
+    std::string words = without(status, gone);
+    if (left_out > 0) {
+      words.pop_back();
+      append_list(words, "left_out", gone);
+      words += '}';
+    }
+    if (words.size() <= longest || left_out == kDetails.size()) return words;
+  }
+}
+
+std::string fitting(const Answers& answers, size_t longest) {
+  for (size_t left_out = 0;; ++left_out) {
+    bool numbers_only = left_out > kDetails.size();
+    std::vector<std::string_view> gone(
+        kDetails.begin(),
+        kDetails.begin() + static_cast<ptrdiff_t>(std::min(left_out, kDetails.size())));
+    std::string words = text("{\"ranks\":%u,\"answered\":[", answers.ranks);
+    for (size_t i = 0; i < answers.answered.size() && !numbers_only; ++i) {
+      if (i > 0) words += ',';
+      words += without(answers.answered[i], gone);
+    }
+    words += "],\"silent\":[";
+    for (size_t i = 0; i < answers.silent.size(); ++i)
+      words += text(i > 0 ? ",%u" : "%u", answers.silent[i]);
+    words += ']';
+    if (numbers_only) gone.push_back("ranks");
+    if (!gone.empty()) append_list(words, "left_out", gone);
+    words += '}';
+    if (words.size() <= longest || numbers_only) return words;
+  }
 }
 
 std::string Group::Impl::status_of_this_rank() {
-  Json flights = Json::array();
+  std::string flights, lanes;
+  size_t count = 0;
   for (const collective::Flight& flight : engine->flights()) {
-    Json one = {{"operation", flight.key.number},
-                {"group", flight.key.group},
-                {"what", flight.signature},
-                {"bytes_received", flight.bytes_done},
-                {"bytes_to_receive", flight.bytes_total},
-                {"seconds", (recorder.now() - flight.since).seconds()},
-                {"waits_for", flight.waits_for ? Json(*flight.waits_for) : Json()}};
-    flights.push_back(std::move(one));
-    if (flights.size() == 32) break;
+    if (count++ == kFlights) break;
+    flights += text("%s{\"operation\":%llu,\"group\":%llu,\"what\":", count > 1 ? "," : "",
+                    static_cast<unsigned long long>(flight.key.number),
+                    static_cast<unsigned long long>(flight.key.group));
+    append_json_string(flights, flight.signature);
+    flights +=
+        text(",\"bytes_received\":%llu,\"bytes_to_receive\":%llu,\"seconds\":%.9g,\"waits_for\":",
+             static_cast<unsigned long long>(flight.bytes_done),
+             static_cast<unsigned long long>(flight.bytes_total),
+             (recorder.now() - flight.since).seconds());
+    flights += flight.waits_for ? text("%u}", *flight.waits_for) : "null}";
   }
-  Json lanes = Json::array();
   double seconds = std::max(1e-9, (now() - began).seconds());
-  for (const collective::LaneStatus& lane : engine->lanes())
-    lanes.push_back(
-        {{"peer", lane.peer},
-         {"lane", lane.number},
-         {"direction", lane.outgoing ? "out" : "in"},
-         {"transport", lane.shared_memory ? "shm" : "tcp"},
-         {"bytes", lane.outgoing ? lane.counters.bytes_sent : lane.counters.bytes_received},
-         {"bytes_per_s", static_cast<double>(lane.outgoing ? lane.counters.bytes_sent
-                                                           : lane.counters.bytes_received) /
-                             seconds}});
-  Json out = {
-      {"rank", mesh.rank.index},
-      {"host", options.host},
-      {"pid", static_cast<int>(::getpid())},
-      {"operations", std::move(flights)},
-      {"last_progress_seconds_ago", (now() - engine->progress(now()).last_change).seconds()},
-      {"lanes", std::move(lanes)}};
-  return fitting(std::move(out), kLongest);
+  for (const collective::LaneStatus& lane : engine->lanes()) {
+    uint64_t bytes = lane.outgoing ? lane.counters.bytes_sent : lane.counters.bytes_received;
+    lanes += text(
+        "%s{\"peer\":%u,\"lane\":%u,\"direction\":\"%s\",\"transport\":\"%s\",\"bytes\":%llu,"
+        "\"bytes_per_s\":%.9g}",
+        lanes.empty() ? "" : ",", lane.peer, unsigned{lane.number}, lane.outgoing ? "out" : "in",
+        lane.shared_memory ? "shm" : "tcp", static_cast<unsigned long long>(bytes),
+        static_cast<double>(bytes) / seconds);
+  }
+  std::string out = names_of_this_rank();
+  out += ",\"operations\":[" + flights + "],";
+  out += text("\"last_progress_seconds_ago\":%.9g,",
+              (now() - engine->progress(now()).last_change).seconds());
+  out += "\"lanes\":[" + lanes + "]}";
+  return fitting(out, kLongest);
+}
+
+// The beginning of what it says of itself. Names come from outside, and need not be text.
+std::string Group::Impl::names_of_this_rank() const {
+  std::string out = text("{\"rank\":%u,\"host\":", mesh.rank.index);
+  append_json_string(out, options.host);
+  return out + text(",\"pid\":%d", static_cast<int>(::getpid()));
 }
 
 // Someone who knows the secret connected.
@@ -118,17 +186,13 @@ void Group::Impl::serve_status(Nanos at) {
       ++i;
       continue;
     }
-    Json ranks = Json::array();
-    for (const auto& [rank, words] : inquiry.answers) {
-      Json one = Json::parse(words, nullptr, false);
-      if (!one.is_discarded()) ranks.push_back(std::move(one));
-    }
-    Json silent = Json::array();
+    Answers answers{mesh.ranks, {}, {}};
+    for (auto& [rank, words] : inquiry.answers)
+      if (nlohmann::json::accept(words)) answers.answered.push_back(std::move(words));
     for (uint32_t r = 0; r < mesh.ranks; ++r)
-      if (is_root() && !inquiry.answers.contains(r)) silent.push_back(r);
-    Json answer = {{"ranks", mesh.ranks}, {"answered", std::move(ranks)}, {"silent", silent}};
+      if (is_root() && !inquiry.answers.contains(r)) answers.silent.push_back(r);
     Packer words;
-    inquiry.channel->send(Control::answer, words.string(fitting(std::move(answer), kLongest)));
+    inquiry.channel->send(Control::answer, words.string(fitting(answers, kLongest)));
     inquiry.answered = true;
   }
 }
@@ -140,7 +204,12 @@ void Group::Impl::tell_status() {
     std::lock_guard lock(mutex);
     asked = status_asked;
   }
-  std::string words = status_of_this_rank();
+  std::string words;
+  try {
+    words = status_of_this_rank();
+  } catch (const std::bad_alloc&) {
+    words = "{}";  // whoever asked is told nothing, and the group goes on
+  }
   std::lock_guard lock(mutex);
   status_words = std::move(words);
   status_told = asked;
@@ -172,11 +241,7 @@ std::string Group::Impl::status() {
       return status_words;
     lock.unlock();
   } while (now() < until);
-  Json out = {{"rank", mesh.rank.index},
-              {"host", options.host},
-              {"pid", static_cast<int>(::getpid())},
-              {"busy", true}};
-  return words_of(out);
+  return names_of_this_rank() + ",\"busy\":true}";
 }
 
 Result<std::string> ask_status(const std::string& address, const std::string& secret,
