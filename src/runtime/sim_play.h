@@ -1,6 +1,9 @@
 // A scene is played: every rank does its part in one thread, and says how it went.
 #pragma once
 
+#include <stdlib.h>
+
+#include <filesystem>
 #include <new>
 #include <set>
 
@@ -17,9 +20,22 @@ struct Chapter {
   size_t acts_done = 0;
   Nanos began, ended;
 };
+// What became of a rank's trace.
+struct Recording {
+  std::optional<Error> error;  // of the beginning, of the end
+  size_t refused = 0;          // requests to its files
+  uint64_t dropped = 0;
+  bool over = false;  // it was stopped, or never began
+  // Of the file that is there afterwards, if one is.
+  bool readable = false;
+  bool whole = false;
+  uint64_t told_dropped = 0;
+};
 struct Report {
   std::vector<Chapter> chapters;
-  std::string wrong;  // a result that is not what it must be
+  Recording recording;
+  std::vector<Files::Call> refused_joining;  // requests to its files
+  std::string wrong;                         // a result that is not what it must be
   bool quit = false;
   bool joined() const { return !chapters.empty() && !chapters[0].members.empty(); }
   const std::optional<Error>& error() const { return chapters.back().error; }
@@ -29,8 +45,12 @@ struct Played {
   sim::Outcome outcome;
   std::vector<Report> reports;
   std::vector<std::optional<Nanos>> died;
-  std::vector<bool> refused;          // by rank: it did not get something, or memory
-  std::vector<uint64_t> allocations;  // by rank
+  std::vector<bool> refused;            // by rank: it did not get something, or memory
+  std::vector<bool> refused_file;       // by rank: while joining
+  std::vector<std::string> left;        // files, besides traces, that are there afterwards
+  std::vector<uint64_t> file_requests;  // by rank
+  std::string folder;
+  std::vector<uint64_t> allocations;                       // by rank
   std::vector<std::optional<std::pair<Rank, Rank>>> ends;  // by fault: of its connection
   uint64_t course = 0;
   std::string lines;
@@ -152,12 +172,33 @@ inline std::unique_ptr<OwnCall> make_call(const OneCall& what, uint32_t rank, ui
   return std::make_unique<TypedCall<int64_t>>(what, rank, ranks, index);
 }
 
+// Where a world has its files.
+class Folder {
+ public:
+  Folder() : path_(std::filesystem::temp_directory_path() / "weft-sim-XXXXXX") {
+    WEFT_CHECK(::mkdtemp(path_.data()) != nullptr);
+  }
+  ~Folder() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+  Folder(const Folder&) = delete;
+  Folder& operator=(const Folder&) = delete;
+  std::string meeting() const { return path_ + "/meeting"; }
+  std::string trace(uint32_t rank) const { return path_ + "/" + trace::file_name(rank); }
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+};
+
 // One rank in its world.
 class Player {
  public:
-  Player(const Scene& scene, sim::World& world, uint32_t rank, Report& report)
+  Player(const Scene& scene, sim::World& world, const Folder* folder, uint32_t rank, Report& report)
       : scene_(scene),
         world_(world),
+        folder_(folder),
         network_(world.network_of({rank})),
         rank_(rank),
         report_(report),
@@ -166,7 +207,9 @@ class Player {
   void play() {
     auto recorder = capture::Recorder::off();
     try {
+      if (scene_.traced) recorder = start_recording();
       play_chapters(*recorder);
+      if (scene_.traced) stop_recording(*recorder);
     } catch (const std::bad_alloc&) {
       report_.wrong = "an exception left weft";
     }
@@ -180,10 +223,49 @@ class Player {
     return call();
   }
 
+  // ---- the trace: what it asks of its files is told apart from what joining asks
+
+  template <typename F>
+  auto recorder_call(F&& call) {
+    size_t before = world_.refused_files({rank_}).size();
+    auto out = weft_call(std::forward<F>(call));
+    report_.recording.refused += world_.refused_files({rank_}).size() - before;
+    return out;
+  }
+
+  std::unique_ptr<capture::Recorder> start_recording() {
+    capture::Options options;
+    options.path = folder_->trace(rank_);
+    options.environment.rank = rank_;
+    options.environment.ranks = scene_.ranks;
+    options.clock = &network_.clock();
+    options.ring_events = 1u << 10;
+    options.background = false;
+    options.files = &network_.system().files();
+    auto recorder = recorder_call([&] { return capture::Recorder::start(std::move(options)); });
+    if (recorder) return *std::move(recorder);
+    report_.recording.error = recorder.error();
+    report_.recording.over = true;
+    return capture::Recorder::off();
+  }
+
+  void stop_recording(capture::Recorder& recorder) {
+    Recording& recording = report_.recording;
+    if (recording.over) return;
+    if (auto stopped = recorder_call([&] { return recorder.stop(); }); !stopped)
+      recording.error = stopped.error();
+    recording.dropped = recorder.dropped();
+    recording.over = true;
+  }
+
   void play_chapters(capture::Recorder& recorder) {
+    recorder_ = &recorder;
     begin_chapter();
     Options joining = options();
+    size_t before = world_.refused_files({rank_}).size();
     auto group = weft_call([&] { return Group::join(joining, recorder); });
+    const auto& refused = world_.refused_files({rank_});
+    report_.refused_joining.assign(refused.begin() + static_cast<ptrdiff_t>(before), refused.end());
     play_chapter(group, scene_.acts);
     // A new group may fail too, of what else was to happen.
     for (int again = 0; again < 2 && group && report_.error() && !report_.quit; ++again) {
@@ -205,12 +287,13 @@ class Player {
     Options joining;
     joining.rank = {rank_};
     joining.ranks = scene_.ranks;
-    joining.rendezvous = sim::World::address_of({0}) + ":4000";
+    joining.rendezvous =
+        scene_.by_file ? "file:" + folder_->meeting() : sim::World::address_of({0}) + ":4000";
     joining.secret = "a secret of the test";
     joining.host = text("host%u", rank_ % scene_.hosts);
     joining.plan = scene_.plan;
     joining.probe = false;
-    joining.shared_memory = true;  // with those that the scene puts on one machine
+    joining.shared_memory = scene_.shares;
     joining.sealed = scene_.sealed;
     joining.spin = scene_.spin;
     joining.progress_thread = false;
@@ -229,13 +312,20 @@ class Player {
       chapter.error = group.error();
     } else {
       chapter.epoch = (*group)->epoch();
+      if (places_.empty())
+        for (const join::Member& member : (*group)->members()) places_.push_back(place_of(member));
       for (const join::Member& member : (*group)->members())
         for (uint32_t rank = 0; rank < scene_.ranks; ++rank)
-          if (member.address == sim::World::address_of({rank})) chapter.members.push_back(rank);
+          if (place_of(member) == places_[rank]) chapter.members.push_back(rank);
       if (auto used = use(**group, acts, chapter); !used) chapter.error = used.error();
       if (auto culprit = (*group)->culprit()) chapter.culprit = chapter.members[culprit->index];
     }
     chapter.ended = network_.clock().now();
+  }
+
+  // A rank listens in one place for as long as it lives.
+  static std::string place_of(const join::Member& member) {
+    return text("%s:%u", member.address.c_str(), unsigned{member.port});
   }
 
   Result<void> use(Group& group, const std::vector<Act>& acts, Chapter& chapter) {
@@ -243,6 +333,8 @@ class Player {
       WEFT_TRY(run(group, acts[i], i));
       if (report_.quit) return {};
       ++chapter.acts_done;
+      // What a trace meets is no business of the group.
+      if (recorder_->on()) static_cast<void>(recorder_call([&] { return recorder_->flush(); }));
     }
     if (report_.chapters.size() == 1) meet_doom(Doom::When::leaving);
     return weft_call([&] { return group.leave(); });
@@ -345,6 +437,15 @@ class Player {
     for (size_t t = 0; t < act.tensors.size(); ++t) data.emplace_back(act.tensors[t]);
     for (size_t t = 0; t < act.tensors.size(); ++t)
       tensors.push_back({text("tensor %zu", t), data[t], static_cast<uint32_t>(t)});
+    if (recorder_->on()) {
+      trace::Model model;
+      for (const Tensor& tensor : tensors) {
+        auto layer = static_cast<uint16_t>(model.layers.size());
+        model.layers.push_back({tensor.name});
+        model.tensors.push_back({tensor.name, tensor.data.size_bytes(), layer, layer, layer});
+      }
+      weft_call([&] { recorder_->model(model); });
+    }
     WEFT_ASSIGN(auto exchange, weft_call([&] { return group.exchange(std::move(tensors)); }));
     std::vector<uint32_t> order(data.size());
     std::iota(order.begin(), order.end(), 0u);
@@ -386,29 +487,55 @@ class Player {
 
   const Scene& scene_;
   sim::World& world_;
+  const Folder* folder_;
+  capture::Recorder* recorder_ = nullptr;
+  std::vector<std::string> places_;  // by rank of the first group
   net::Network& network_;
   uint32_t rank_;
   Report& report_;
   Rng rng_;
 };
 
+// What is left in the folder when all is over.
+inline void look_at_files(const Scene& scene, const Folder& folder, Played& played) {
+  played.folder = folder.path();
+  for (const auto& entry : std::filesystem::directory_iterator(folder.path()))
+    if (entry.path().extension() != ".weft") played.left.push_back(entry.path().string());
+  for (uint32_t rank = 0; scene.traced && rank < scene.ranks; ++rank) {
+    Recording& recording = played.reports[rank].recording;
+    auto read = trace::read_process(folder.trace(rank));
+    recording.readable = read.ok();
+    if (!read) continue;
+    recording.whole = !read->damage.any();
+    recording.told_dropped = read->process.dropped;
+  }
+}
+
 inline Played play(const Scene& scene, bool keep_lines = false) {
   sim::Options options = scene.world;
   options.keep_lines = keep_lines;
   sim::World world(options);
+  std::optional<Folder> folder;
+  if (scene.by_file || scene.traced) folder.emplace();
   Played played;
   played.reports.resize(scene.ranks);
   std::vector<std::function<void()>> bodies;
   for (uint32_t rank = 0; rank < scene.ranks; ++rank)
-    bodies.emplace_back([&, rank] { Player(scene, world, rank, played.reports[rank]).play(); });
+    bodies.emplace_back([&, rank] {
+      Player(scene, world, folder ? &*folder : nullptr, rank, played.reports[rank]).play();
+    });
   played.outcome = world.run(std::move(bodies));
   for (uint32_t rank = 0; rank < scene.ranks; ++rank) {
     played.died.push_back(world.died({rank}));
+    const auto& refused = played.reports[rank].refused_joining;
     played.refused.push_back(world.refused({rank}));
+    played.refused_file.push_back(!refused.empty());
+    played.file_requests.push_back(world.file_requests({rank}));
     played.allocations.push_back(world.allocations({rank}));
   }
   for (const Fault& fault : scene.world.faults)
     played.ends.push_back(world.ends_of(fault.connection));
+  if (folder) look_at_files(scene, *folder, played);
   played.course = world.course();
   played.lines = world.lines();
   return played;

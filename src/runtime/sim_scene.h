@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <numeric>
 
 #include "weft/runtime.h"
@@ -54,6 +55,9 @@ struct Scene {
   uint32_t ranks = 2;
   uint32_t hosts = 1;
   bool sealed = false;
+  bool by_file = false;  // where rank 0 listens is said by a file
+  bool shares = true;    // memory, with those on the same machine
+  bool traced = false;
   Nanos spin;
   plan::Plan plan;
   std::vector<Act> acts;
@@ -238,6 +242,30 @@ inline void add_memory(Rng rng, Scene& scene) {
   scene.world.faults.push_back(fault);
 }
 
+// Ranks of one machine that find each other by a file, and ranks that write traces; one of them
+// gets an error for what it asks of its files, or is only interrupted, or gets half of it.
+inline void add_files(Rng rng, Scene& scene) {
+  scene.by_file = rng.below(4) == 0;
+  scene.traced = rng.below(4) == 0;
+  if (scene.by_file) {
+    scene.shares = !scene.world.machines.empty();
+    scene.world.machines.assign(scene.ranks, 0);
+    scene.hosts = 1;
+  }
+  if ((!scene.by_file && !scene.traced) || rng.below(2) == 0) return;
+  Fault fault;
+  fault.kind = Fault::Kind::file;
+  fault.rank = static_cast<uint32_t>(rng.below(scene.ranks));
+  fault.at = 1 + rng.below(uint64_t{1} << rng.below(7));
+  fault.failure = std::array{ENOSPC, EACCES, EIO, EMFILE, EINTR, 0}[rng.below(6)];
+  switch (rng.below(4)) {
+    case 0: fault.count = 2 + rng.below(8); break;
+    case 1: fault.count = fault.failure == EINTR ? 20 : UINT64_MAX; break;
+    default: break;
+  }
+  scene.world.faults.push_back(fault);
+}
+
 inline Scene scene_of(uint64_t seed) {
   Rng rng(seed);
   Scene scene;
@@ -276,7 +304,9 @@ inline Scene scene_of(uint64_t seed) {
   if (rng.below(2) == 0) add_shared_memory(rng, scene);
   for (uint32_t rank = 0; rank < scene.ranks; ++rank)
     scene.thinks.push_back(Nanos::from_millis(static_cast<double>(rng.below(300))));
-  add_memory(Rng(~seed), scene);  // by numbers of its own: what else the seed decides stays
+  // By numbers of their own: what else the seed decides stays.
+  add_memory(Rng(~seed), scene);
+  add_files(Rng(seed ^ 0xf11e5), scene);
   return scene;
 }
 
@@ -291,6 +321,8 @@ inline std::string describe(const Scene& scene) {
     out += text(", rings of %s on machines", format_bytes(Bytes{scene.world.ring}).c_str());
     for (uint32_t machine : scene.world.machines) out += text(" %u", machine);
   }
+  if (scene.by_file) out += scene.shares ? ", by a file" : ", by a file, sharing nothing";
+  if (scene.traced) out += ", traced";
   for (const Act& act : scene.acts) {
     out += text("; %s", kActs[static_cast<size_t>(act.kind)]);
     if (act.kind != Act::Kind::call && act.kind != Act::Kind::exchange)

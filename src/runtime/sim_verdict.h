@@ -103,8 +103,10 @@ inline Judgement judge(const Scene& scene, const Played& played) {
     if (fault.kind == Fault::Kind::power_loss) out.clean_losses = false;
   }
   for (uint32_t rank = 0; rank < scene.ranks; ++rank) {
-    if (played.refused[rank]) out.clean_losses = false;
-    if (!played.died[rank] && !played.refused[rank]) continue;
+    // What a trace is refused is no excuse for anything.
+    bool refused = played.refused[rank] || played.refused_file[rank];
+    if (refused) out.clean_losses = false;
+    if (!played.died[rank] && !refused) continue;
     out.harmless = false;
     touches(rank);
   }
@@ -157,10 +159,44 @@ class Verdict {
     for (uint32_t epoch = 0; epoch < epochs; ++epoch)
       if (std::string problem = of_group(epoch); !problem.empty())
         return text("group %u: ", epoch) + problem;
+    if (std::string problem = of_files(); !problem.empty()) return problem;
     return all_met_again();
   }
 
  private:
+  // A trace is whole, or it is said why not; a file that ranks meet by is not left behind.
+  std::string of_files() const {
+    for (uint32_t rank = 0; scene_.traced && rank < scene_.ranks; ++rank) {
+      const Recording& recording = played_.reports[rank].recording;
+      if (played_.outcome.died[rank]) {
+        if (recording.whole && !recording.over)
+          return text("rank %u died, and its trace looks whole", rank);
+        continue;
+      }
+      if (!recording.over) return text("rank %u did not end its trace", rank);
+      if (recording.error && recording.refused == 0 && !played_.refused[rank])
+        return text("rank %u: its trace failed of nothing: %s", rank,
+                    recording.error->message().c_str());
+      if (recording.refused > 0 && !recording.error)
+        return text("rank %u was not told why its trace failed", rank);
+      if (recording.refused > 0 && recording.error->code() == Code::io &&
+          recording.error->message().find(played_.folder) == std::string::npos)
+        return text("rank %u is not told which file: %s", rank, recording.error->message().c_str());
+      if (recording.error) continue;
+      if (!recording.readable || !recording.whole)
+        return text("rank %u: its trace is not whole, and nobody said so", rank);
+      if (recording.dropped != recording.told_dropped)
+        return text("rank %u: its trace tells of %llu dropped records, and it were %llu", rank,
+                    static_cast<unsigned long long>(recording.told_dropped),
+                    static_cast<unsigned long long>(recording.dropped));
+    }
+    bool may_stay = played_.outcome.died[0];
+    for (Files::Call call : played_.reports[0].refused_joining)
+      may_stay = may_stay || call == Files::Call::unlink || call == Files::Call::status;
+    if (!played_.left.empty() && !may_stay) return "it leaves behind " + played_.left[0];
+    return {};
+  }
+
   bool gone(uint32_t rank) const {
     return played_.outcome.died[rank] || played_.reports[rank].quit;
   }
@@ -231,10 +267,14 @@ class Verdict {
     if (formed && !chapter.culprit) return "blames nobody: ";
     if (formed && !suspects.contains(*chapter.culprit))
       return text("blames rank %u: ", *chapter.culprit);
+    // Of its files it says which, and what they met.
+    bool of_file = played_.refused_file[rank] && !played_.refused[rank] && code == Code::io;
+    if (of_file && !formed && chapter.error->message().find(played_.folder) == std::string::npos)
+      return "does not say which file: ";
     // What it lacks is its own: it needs no name for itself.
     bool own = code == Code::io || code == Code::exhausted ||
                chapter.error->message() == "no memory left";  // for better words
-    if (played_.refused[rank] && own) return {};
+    if ((played_.refused[rank] || played_.refused_file[rank]) && own) return {};
     if (epoch == 0 && !names(chapter.error->message(), suspects)) return "names nobody: ";
     return {};
   }
