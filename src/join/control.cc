@@ -47,14 +47,17 @@ void ControlChannel::send(Control type, const Packer& payload) {
   head[4] = static_cast<std::byte>(type);
   uint32_t checksum = frame_checksum(bytes, static_cast<uint8_t>(type));
   std::memcpy(head.data() + 5, &checksum, sizeof checksum);
-  bool idle = flushed();
-  if (idle) {
+  if (flushed()) {
     out_.clear();
     out_done_ = 0;
   }
+  // All of a frame or nothing: half of one would spoil those behind it.
+  out_.reserve(out_.size() + head.size() + bytes.size());
   out_.insert(out_.end(), head.begin(), head.end());
   out_.insert(out_.end(), bytes.begin(), bytes.end());
-  if (idle) write_some();
+  // Also behind another one: the socket may have found no memory for that, and then nobody waits
+  // for room.
+  write_some();
 }
 
 void ControlChannel::write_some() {

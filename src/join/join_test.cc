@@ -317,6 +317,47 @@ TEST(Control, sends_more_than_the_kernel_takes) {
   EXPECT_TRUE(from.flushed());
 }
 
+// A connection that needs memory to send, as a sealed one does, and finds none.
+class Poor : public net::Socket {
+ public:
+  Poor(std::unique_ptr<net::Socket> inner, const bool& is_poor)
+      : inner_(std::move(inner)), is_poor_(is_poor) {}
+  ssize_t send(const iovec* parts, size_t count) override {
+    if (is_poor_) throw std::bad_alloc();
+    return inner_->send(parts, count);
+  }
+  ssize_t receive(const iovec* parts, size_t count) override {
+    return inner_->receive(parts, count);
+  }
+  std::string local_host() const override { return inner_->local_host(); }
+  std::string peer() const override { return inner_->peer(); }
+  int fd() const override { return inner_->fd(); }
+  net::Socket& carrier() override { return inner_->carrier(); }
+
+ private:
+  std::unique_ptr<net::Socket> inner_;
+  const bool& is_poor_;
+};
+
+TEST(Control, a_frame_for_which_there_was_no_memory_goes_with_the_next_one) {
+  auto [one, two] = tcp_pair();
+  auto world = new_reactor();
+  bool is_poor = true;
+  ControlChannel poor(*world, std::make_unique<Poor>(net::adopt(std::move(one)), is_poor), {3});
+  ControlChannel other(*world, net::adopt(std::move(two)), {4});
+  EXPECT_THROW(poor.send(Control::abort, Packer().string("first")), std::bad_alloc);
+  // While there is none, nobody is left to believe that it was said.
+  EXPECT_THROW(poor.send(Control::abort, Packer().string("second")), std::bad_alloc);
+  is_poor = false;
+  poor.send(Control::abort, Packer().string("third"));
+  EXPECT_TRUE(poor.flushed());
+  for (const char* said : {"first", "second", "third"}) {
+    std::optional<Frame> frame;
+    ASSERT_TRUE(turn_until(*world, [&] { return (frame = other.receive()).has_value(); })) << said;
+    EXPECT_EQ(Unpacker(frame->payload).string(), said);
+  }
+}
+
 TEST(Control, a_length_of_4_gib_ends_the_channel_at_once) {
   for (uint32_t length : {0xffffffffu, kMaxControlBytes + 1}) {
     auto [one, two] = tcp_pair();

@@ -438,7 +438,11 @@ Result<std::shared_ptr<Group::Impl>> Group::Impl::rebuilt(Nanos settle, uint32_t
     // Whoever comes from the old group finds nobody; the new one listens in its place.
     auto sits = take_seat();
     // Nobody turns this group any more: its last words go now, or never.
-    if (!options.progress_thread) linger();
+    if (!options.progress_thread) {
+      linger();
+      for (auto& channel : mesh.control)
+        if (channel && !channel->flushed()) channel->hang_up();  // that is understood too
+    }
     if (mesh.acceptor) listener = mesh.acceptor->listener();
     mesh.acceptor.reset();
   }
