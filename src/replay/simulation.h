@@ -1,0 +1,290 @@
+// The inside of the simulator: what stands in the queue, what hosts, lanes and devices are in, and
+// who changes it. simulator.cc runs the events, device.cc computes, agreement.cc puts operations in
+// order, operations.cc takes their steps, lanes.cc sends, receiving.cc takes in and tells of it.
+#pragma once
+
+#include <deque>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <queue>
+#include <vector>
+
+#include "recording.h"
+#include "simulator.h"
+#include "weft/cost.h"
+
+namespace weft::replay {
+
+using schedule::Dispatcher;
+using schedule::Fifo;
+using schedule::Room;
+using trace::Kind;
+
+inline constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
+inline constexpr uint32_t kNone = std::numeric_limits<uint32_t>::max();
+
+enum class What : uint8_t {
+  device,     // rank: its device is free, or what it waited for is there
+  handed,     // rank, a: layer, b: iteration: its gradients are handed over
+  report,     // rank, a: bucket, b: iteration: rank 0 has to read it
+  reported,   // the same: rank 0 knows
+  begin,      // rank, a: operation
+  ended,      // a: operation, on rank 0
+  turn,       // rank: the last turn was cut short
+  egress,     // rank: a packet may leave
+  arrived,    // a: lane, b: how many chunks are complete with this packet
+  absorb,     // a: lane: a chunk has been dealt with
+  patience,   // rank: those who wait for receipts have waited long enough
+  receipt,    // rank, a: lane, b: how many chunks it tells of: it has come back
+  receipted,  // rank: it reads those that have come
+  breaks,     // a: one of those that break
+  returns,    // a: one of these: it is open again
+};
+
+struct Event {
+  int64_t at;
+  uint32_t sequence;
+  What what;
+  uint16_t rank;
+  uint32_t a;
+  uint32_t b;
+  bool operator>(const Event& other) const {
+    return at != other.at ? at > other.at : sequence > other.sequence;
+  }
+};
+
+struct QueuedChunk {
+  uint32_t operation;
+  uint32_t send;  // of the sender's program
+  schedule::ChunkId id;
+  uint32_t bytes;  // with header
+  int64_t taken;   // when the lane took it
+  uint64_t message;
+  bool wants_receipt;
+};
+
+struct Lane {
+  uint32_t from = 0, to = 0;  // whose networks they are
+  uint32_t peer = 0;          // what the sender calls the receiver; not folded: to
+  uint16_t index = 0;         // among those from the one to the other
+  bool broken = false;
+  double flow = 0;           // most bytes a nanosecond
+  double unsent = 0;         // in the socket, not yet given to the network's queue
+  double held = 0;           // rest of a chunk that the socket did not take
+  bool blocked = false;      // the socket has no room until half of it is sent
+  double queued = 0;         // in the network's queue
+  Fifo<double> packets;      // these, one by one
+  Fifo<QueuedChunk> chunks;  // what those bytes are, oldest first
+  double head_left = 0;      // bytes of the oldest chunk that have not left
+  Fifo<QueuedChunk> flying;  // left whole, not yet absorbed
+  uint32_t landed = 0;       // of these: arrived, and the thread will deal with them
+  QueuedChunk rest{};        // blocked: the chunk of which `held` bytes are left
+  int64_t ready = 0;         // the cap of a flow allows the next packet
+  int64_t filled = 0;        // the thread put its last bytes here at this time
+  schedule::Receipts receipts;
+  uint64_t receipted = 0;  // chunks, by receipts that have left
+};
+
+struct Early {
+  uint32_t from;
+  schedule::ChunkId id;
+};
+
+struct Running {
+  std::optional<schedule::Steps> steps;
+  int64_t begun = 0;
+  bool ended = false;
+  size_t to_receive = 0;
+  std::vector<Early> early;  // arrived before the operation began here
+};
+
+// A receipt that has come: so many chunks of a lane have arrived.
+struct Unread {
+  uint32_t lane;
+  uint32_t chunks;
+};
+
+// One thing that a device does, after everything in `needs` is summed for the step before.
+struct Work {
+  Kind kind;
+  uint32_t layer;
+  std::vector<uint32_t> needs;
+  bool from_second;  // not in the first iteration: there is nothing to apply yet
+};
+
+struct Device {
+  uint32_t iteration = 0;
+  size_t next = 0;         // into the program
+  int64_t free_at = 0;     // end of the work before
+  int64_t wait_since = 0;  // the thread began to wait for what the next work needs
+  bool waiting = false;
+};
+
+struct Host {
+  Dispatcher dispatcher;
+  std::vector<std::vector<uint32_t>> lanes_to;  // by rank, by number; made when first needed
+  std::vector<uint32_t> lanes;                  // all of these
+  std::vector<uint32_t> incoming;
+  size_t next_to_send = 0;
+  int64_t link_ready = 0;
+  int64_t ingress_ready = 0;
+  int64_t egress_at = kNever;
+  int64_t turn_at = kNever;
+  int64_t patience_ends = 0;
+  bool patience_is_watched = false;
+  Fifo<Unread> unread;
+  schedule::Owed owed;
+  int64_t thread_free = 0;
+  std::vector<int64_t> workers_free;  // empty: the thread serves the sockets itself
+  uint64_t next_message = 0;
+  std::vector<Running> running;      // by operation
+  std::vector<uint32_t> steps_done;  // by tensor
+  std::vector<uint32_t> pieces_left;
+};
+
+inline bool rotates(schedule::Algorithm algorithm) {
+  return algorithm == schedule::Algorithm::ring || algorithm == schedule::Algorithm::direct;
+}
+
+class Simulator {
+ public:
+  Simulator(const Job& job, const schedule::Layout& layout,
+            const std::vector<schedule::Algorithm>& algorithms, const Network& network,
+            Recording* recording, const Witness& witness);
+
+  Simulated run();
+
+ private:
+  // The rank whose network a device uses, or that plays this rank's part.
+  uint32_t played_by(uint32_t rank) const { return job_.folded() ? 0 : rank; }
+
+  // ---- time: simulator.cc ------------------------------------------------------------------
+
+  void push(int64_t at, What what, uint32_t rank, uint32_t a = 0, uint32_t b = 0) {
+    events_.push({at, sequence_++, what, static_cast<uint16_t>(rank), a, b});
+  }
+
+  void handle(const Event& event);
+
+  // A thread works for `ns` from `from` or from when it is free; in a lab a core must be free as
+  // well. Returns when it is done.
+  int64_t work(int64_t& thread_free, int64_t from, double ns);
+
+  // Who serves a lane of a host: a worker of its own choice for ever, or the engine's thread.
+  static int64_t& server_of(Host& host, const Lane& lane) {
+    if (host.workers_free.empty()) return host.thread_free;
+    return host.workers_free[lane.index % host.workers_free.size()];
+  }
+
+  void saw(const Seen& what) const {
+    if (witness_) witness_(what);
+  }
+
+  // ---- the device: device.cc ---------------------------------------------------------------
+
+  void make_program();
+  const graph::LayerTimes& times(uint32_t r, uint32_t iteration, uint32_t layer) const;
+  // Runs work until something is missing or the run is over.
+  void advance(uint32_t r);
+  void run(uint32_t r, Device& device, const Work& work);
+  void mark_start(uint32_t r, const Device& device);
+  void record_wait(uint32_t r, const Work& work, const Device& device, int64_t end);
+  void sum_is_there(uint32_t r, uint32_t tensor, uint32_t iteration);
+
+  // ---- from gradients to operations: agreement.cc ------------------------------------------
+
+  void count_frames();
+  void handed(uint32_t r, uint32_t layer, uint32_t iteration);
+  // Frames come to rank 0's thread, one after the other, between its chunks.
+  void read_report(uint32_t r, uint32_t bucket, uint32_t iteration);
+  void reported(uint32_t r, uint32_t bucket, uint32_t iteration);
+  // One frame a rank tells of all that may start now.
+  void admit();
+  void begin(uint32_t r, uint32_t operation);
+  void ended(uint32_t operation);
+
+  // ---- their steps: operations.cc ----------------------------------------------------------
+
+  void find_pieces();
+  const schedule::Piece& piece_of(uint32_t operation) const {
+    return layout_.pieces[result_.order[operation]];
+  }
+  std::shared_ptr<const schedule::Program> program_of(uint32_t r, uint32_t operation);
+  // Hands what is in allowed_ to the dispatcher.
+  void offer(uint32_t r, uint32_t operation);
+  void take_in(uint32_t r, uint32_t operation, const Early& arriving);
+  void finish_if_done(uint32_t r, uint32_t operation);
+
+  // ---- sending: lanes.cc -------------------------------------------------------------------
+
+  void connect(uint32_t r, uint32_t to);
+  void open_lane(uint32_t r, uint32_t to, uint16_t number);
+  void breaks(const OddLane& odd);
+  void returns(const OddLane& odd);
+  Room room_of(const Host& host, uint32_t to, uint16_t number) const;
+  // What the engine does after each thing that happened to it.
+  void turn(uint32_t r);
+  void take(uint32_t r, const Dispatcher::HandOver& what);
+  // The socket takes segments while less than its limit is unsent. True when it has taken the whole
+  // chunk.
+  bool give_to_socket(Lane& lane) const;
+  void left(const Lane& lane, const QueuedChunk& chunk);
+  void settle(uint32_t r, const std::optional<Dispatcher::Settled>& settled);
+  Recording::Chunk recorded(const QueuedChunk& chunk) const;
+  void make_packets(Lane& lane) const;
+  void wake_egress(uint32_t r);
+  // Lanes take turns, packet by packet: an equal share for each that is not held back by its own
+  // cap, which is max-min fairness.
+  void send_packets(uint32_t r);
+  void send_packet(Lane& lane, uint32_t index);
+
+  // ---- receiving: receiving.cc -------------------------------------------------------------
+
+  void arrived(Lane& lane, uint32_t index, uint32_t chunks);
+  void absorb(uint32_t index);
+  // Folded: who sends to this rank what it sends to that peer.
+  uint32_t sender_of(const Lane& lane, uint32_t operation) const;
+  // One event watches over a rank; most receipts are sent before it comes.
+  void end_of_patience(uint32_t r);
+  void tell_arrivals(uint32_t r, bool out_of_patience);
+  // A few bytes, which cost time only.
+  void send_receipt(uint32_t index);
+  // Read when the thread is free, together with those that came until then.
+  void receipt(uint32_t index, uint32_t chunks);
+  void read_receipts(uint32_t r);
+  void receipted(const Lane& lane, uint32_t chunks);
+
+  const Job& job_;
+  const schedule::Layout& layout_;
+  const std::vector<schedule::Algorithm>& algorithms_;
+  const Network& network_;
+  Recording* recording_;
+  const Witness& witness_;
+  schedule::Admission admission_;
+  std::vector<schedule::Readiness> readiness_;  // by device
+  double unsent_limit_;
+  std::vector<Work> program_;
+  std::vector<std::vector<uint32_t>> produced_;  // tensors by layer, in the order of hand-over
+  std::vector<std::vector<uint32_t>> of_piece_;  // tensors by piece
+  std::vector<uint32_t> pieces_of_;              // by tensor
+  schedule::Programs programs_;
+  schedule::OperationShape shape_;  // of the program that was asked for last
+  std::vector<uint32_t> allowed_;   // sends, by a receive
+  std::vector<uint32_t> due_;       // receives, by another
+  std::vector<Host> hosts_;
+  std::deque<Lane> lanes_;              // of all hosts; those that broke stay
+  std::vector<Device> devices_;         // as Job::compute
+  std::vector<int64_t> cores_;          // when each is free; empty: every rank has enough
+  std::vector<uint32_t> frames_of_;     // by device: those that rank 0 reads for a bucket
+  uint64_t frames_ = 0;                 // of all
+  std::vector<uint32_t> iteration_of_;  // by operation
+  std::vector<uint64_t> summed_;        // free communication: gradients seen, by tensor
+  std::priority_queue<Event, std::vector<Event>, std::greater<>> events_;
+  uint32_t sequence_ = 0;
+  int64_t now_ = 0;
+  double worked_ns_ = 0;
+  Simulated result_;
+};
+
+}  // namespace weft::replay
