@@ -279,9 +279,11 @@ class Search {
                                                      const std::vector<uint32_t>& slow) {
     std::vector<graph::LayerTimes> out(iteration.layers.front().size());
     using Field = int64_t graph::LayerTimes::*;
-    for (Field field : {&graph::LayerTimes::forward_ns, &graph::LayerTimes::backward_ns,
-                        &graph::LayerTimes::update_ns, &graph::LayerTimes::gap_before_forward_ns,
-                        &graph::LayerTimes::gap_before_backward_ns})
+    for (Field field :
+         {&graph::LayerTimes::forward_ns, &graph::LayerTimes::backward_ns,
+          &graph::LayerTimes::update_ns, &graph::LayerTimes::gap_before_forward_ns,
+          &graph::LayerTimes::gap_before_backward_ns, &graph::LayerTimes::forward_cpu_ns,
+          &graph::LayerTimes::backward_cpu_ns, &graph::LayerTimes::update_cpu_ns})
       for (size_t l = 0; l < out.size(); ++l) {
         std::vector<double> values;
         for (uint32_t r = 0; r < iteration.layers.size(); ++r)

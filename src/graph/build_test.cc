@@ -79,6 +79,30 @@ TEST(Build, times_every_layer) {
   }
 }
 
+TEST(Build, knows_how_much_of_a_span_was_processor_time) {
+  trace::Trace trace = Sample().make();
+  std::vector<trace::Event>& events = trace.processes[1].events;
+  for (size_t i = 0, all = events.size(); i < all; ++i) {
+    trace::Event span = events[i];
+    if (span.kind == Kind::backward && span.layer == 1)
+      events.push_back(trace::processor_time_of(span, 12'345));
+    if (span.kind == Kind::forward && span.layer == 2) {
+      span.start_ns += 1;  // no span starts there
+      events.push_back(trace::processor_time_of(span, 1));
+    }
+  }
+  Graph graph = build_or_fail(trace);
+  ASSERT_EQ(graph.iterations.size(), 3u);
+  for (const Iteration& iteration : graph.iterations)
+    for (uint32_t rank = 0; rank < 2; ++rank)
+      for (uint32_t layer = 0; layer < 3; ++layer) {
+        const LayerTimes& times = iteration.layers[rank][layer];
+        EXPECT_EQ(times.backward_cpu_ns, rank == 1 && layer == 1 ? 12'345 : -1);
+        EXPECT_EQ(times.forward_cpu_ns, -1);
+        EXPECT_EQ(times.update_cpu_ns, -1);
+      }
+}
+
 TEST(Build, requires_what_any_plan_must_obey) {
   Graph graph = build_or_fail(Sample().make());
   auto at = [&](NodeType type, uint32_t rank, uint32_t iteration, uint32_t subject) {

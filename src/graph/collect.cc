@@ -17,7 +17,9 @@ constexpr int64_t kTimeMax = int64_t{1} << 61;
 constexpr int64_t kDurationMax = int64_t{1} << 60;
 
 bool usable(const Event& event) {
-  if (trace::flaw_of(event) != nullptr || event.shape == Shape::counter) return false;
+  if (trace::flaw_of(event) != nullptr) return false;
+  if ((event.shape == Shape::counter) != (event.kind == Kind::processor_time)) return false;
+  if (event.duration_ns < 0) return false;
   return event.start_ns > -kTimeMax && event.start_ns < kTimeMax &&
          event.duration_ns < kDurationMax;
 }
@@ -40,7 +42,8 @@ class Collector {
       case Kind::update:
       case Kind::gradient_ready:
       case Kind::tensor_done:
-      case Kind::wait: return true;
+      case Kind::wait:
+      case Kind::processor_time: return true;
       case Kind::chunk: return event.operation < kDirectOperations;
       case Kind::operation:
       case Kind::admitted: return event.operation < kDirectOperations || event.operation == kNone;
@@ -63,6 +66,7 @@ class Collector {
       case Kind::forward: return compute(own.forward, NodeType::forward, rank, event);
       case Kind::backward: return compute(own.backward, NodeType::backward, rank, event);
       case Kind::update: return compute(own.update, NodeType::update, rank, event);
+      case Kind::processor_time: return processor_time(own, event);
       case Kind::gradient_ready: return ready(rank, event);
       case Kind::tensor_done:
         if (event.tensor >= model_.tensors.size()) return false;
@@ -77,7 +81,8 @@ class Collector {
   uint32_t layer_of(const Event& event) const {
     if (event.layer != kNone16) return event.layer;
     // An optimizer may step tensor by tensor.
-    if (event.kind == Kind::update && event.tensor < model_.tensors.size())
+    if ((event.kind == Kind::update || event.kind == Kind::processor_time) &&
+        event.tensor < model_.tensors.size())
       return model_.tensors[event.tensor].updated_by;
     return kNone;
   }
@@ -88,6 +93,15 @@ class Collector {
     Node node = node_of(type, rank, event, layer);
     node.duration_ns = event.duration_ns;
     table.add(key_of(event.iteration, layer), event.start_ns, parts_.add(node));
+    return true;
+  }
+
+  // Which span it is of is known when all are there.
+  bool processor_time(RankParts& own, const Event& event) {
+    uint32_t layer = layer_of(event);
+    if (layer >= model_.layers.size()) return false;
+    own.processor.push_back(
+        {NodeType::forward, key_of(event.iteration, layer), event.start_ns, event.duration_ns});
     return true;
   }
 
@@ -184,10 +198,26 @@ void note_last(const std::vector<Node>& nodes, const std::vector<Half>& halves,
   }
 }
 
+// The span that starts where the record says; of several the longest. What has none is dropped.
+void find_spans(const std::vector<Node>& nodes, RankParts& own) {
+  std::erase_if(own.processor, [&](ProcessorTime& time) {
+    int64_t longest = -1;
+    for (const Table* table : {&own.forward, &own.backward, &own.update})
+      for (const Table::Entry& entry : table->of(time.key)) {
+        const Node& node = nodes[entry.node];
+        if (entry.time_ns != time.start_ns || node.duration_ns <= longest) continue;
+        longest = node.duration_ns;
+        time.type = node.type;
+      }
+    return longest < 0;
+  });
+}
+
 void sort_rank(const std::vector<Node>& nodes, RankParts& own) {
   for (Table* table :
        {&own.forward, &own.backward, &own.update, &own.ready, &own.done, &own.ready_of_bucket})
     table->sort();
+  find_spans(nodes, own);
   auto by_place = [](const Half& a, const Half& b) {
     return std::tie(a.place, a.chunk, a.peer, a.node) < std::tie(b.place, b.chunk, b.peer, b.node);
   };

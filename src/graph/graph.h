@@ -81,6 +81,10 @@ struct LayerTimes {
   // Idle time of the device before that work which no dependency explains: the host was late.
   int64_t gap_before_forward_ns = 0;
   int64_t gap_before_backward_ns = 0;
+  // Of these, processor time; negative: the work is not the processor's, or nobody recorded it.
+  int64_t forward_cpu_ns = -1;
+  int64_t backward_cpu_ns = -1;
+  int64_t update_cpu_ns = -1;
 };
 
 // One iteration that every rank has whole.

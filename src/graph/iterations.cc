@@ -96,6 +96,17 @@ class Times {
         times.gap_before_backward_ns = add(times.gap_before_backward_ns, gap_before(n));
       }
     }
+    for (size_t rank = 0; rank < parts_.ranks.size(); ++rank)
+      for (const ProcessorTime& time : parts_.ranks[rank].processor) {
+        auto found = index_.find(static_cast<uint32_t>(time.key >> 32));
+        if (found == index_.end()) continue;
+        LayerTimes& times =
+            graph_.iterations[found->second].layers[rank][static_cast<uint32_t>(time.key)];
+        int64_t& of = time.type == NodeType::update    ? times.update_cpu_ns
+                      : time.type == NodeType::forward ? times.forward_cpu_ns
+                                                       : times.backward_cpu_ns;
+        of = add(std::max<int64_t>(of, 0), time.ns);
+      }
   }
 
  private:

@@ -71,6 +71,14 @@ struct Half {
   uint16_t step() const { return static_cast<uint16_t>(place); }
 };
 
+// Processor time of a compute span.
+struct ProcessorTime {
+  NodeType type = NodeType::forward;
+  uint64_t key = 0;  // (iteration, layer)
+  int64_t start_ns = 0;
+  int64_t ns = 0;
+};
+
 // An operation as one rank saw it.
 struct OperationOnRank {
   uint32_t number = 0;
@@ -89,6 +97,7 @@ struct RankParts {
   std::vector<Half> sends, receives;        // by (place, chunk, peer)
   std::vector<Interval> waits;  // by start; `end_ns` is the latest of all that started until then
   std::map<uint32_t, Interval> iterations;  // spans, by number
+  std::vector<ProcessorTime> processor;     // of spans that are there
 };
 
 struct Parts {

@@ -51,10 +51,12 @@ class Device {
   void depends_on_now() { free_at_ = std::max(free_at_, monotonic_clock().now()); }
 
   void run(trace::Kind kind, Nanos duration, uint32_t layer, uint64_t step) {
-    Nanos begin = free_at_;
+    Nanos begin = free_at_, burnt{0};
     if (burns_) {
       begin = monotonic_clock().now();
+      Nanos before = processor_time(CLOCK_THREAD_CPUTIME_ID);
       burn(duration);
+      burnt = processor_time(CLOCK_THREAD_CPUTIME_ID) - before;
       free_at_ = monotonic_clock().now();
       duration = free_at_ - begin;
     } else {
@@ -69,6 +71,7 @@ class Device {
     event.layer = static_cast<uint16_t>(layer);
     event.iteration = static_cast<uint32_t>(step);
     recorder_.record(event);
+    if (burns_) recorder_.record(trace::processor_time_of(event, burnt.count));
   }
 
   Nanos free_at() const { return free_at_; }

@@ -39,9 +39,14 @@ graph::LayerTimes median_of(const std::vector<const graph::LayerTimes*>& all) {
     for (const graph::LayerTimes* times : all) values.push_back(static_cast<double>(times->*field));
     return static_cast<int64_t>(quantile(values, 0.5));
   };
-  return {middle(&graph::LayerTimes::forward_ns), middle(&graph::LayerTimes::backward_ns),
-          middle(&graph::LayerTimes::update_ns), middle(&graph::LayerTimes::gap_before_forward_ns),
-          middle(&graph::LayerTimes::gap_before_backward_ns)};
+  return {middle(&graph::LayerTimes::forward_ns),
+          middle(&graph::LayerTimes::backward_ns),
+          middle(&graph::LayerTimes::update_ns),
+          middle(&graph::LayerTimes::gap_before_forward_ns),
+          middle(&graph::LayerTimes::gap_before_backward_ns),
+          middle(&graph::LayerTimes::forward_cpu_ns),
+          middle(&graph::LayerTimes::backward_cpu_ns),
+          middle(&graph::LayerTimes::update_cpu_ns)};
 }
 
 // Each layer as the median of the ranks in `of`.

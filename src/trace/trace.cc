@@ -38,6 +38,7 @@ const char* name_of(Kind kind) {
     case Kind::reduce: return "reduce";
     case Kind::probe: return "probe";
     case Kind::admitted: return "admitted";
+    case Kind::processor_time: return "processor_time";
   }
   return "unknown";
 }
@@ -73,12 +74,25 @@ const char* name_of(ProbeScope scope) {
 }
 
 bool is_known(Shape shape) { return shape >= Shape::span && shape <= Shape::receive; }
-bool is_known(Kind kind) { return kind <= Kind::admitted; }
+bool is_known(Kind kind) { return kind <= Kind::processor_time; }
 bool is_known(TrackType type) { return type >= TrackType::thread && type <= TrackType::control; }
 bool is_known(ProbeType type) { return type >= ProbeType::rate && type <= ProbeType::checksum; }
 bool is_known(ProbeScope scope) { return scope <= ProbeScope::ring; }
 
 std::string file_name(uint32_t rank) { return text("rank-%u.weft", rank); }
+
+Event processor_time_of(const Event& span, int64_t ns) {
+  Event out;
+  out.start_ns = span.start_ns;
+  out.duration_ns = ns;
+  out.track = span.track;
+  out.iteration = span.iteration;
+  out.layer = span.layer;
+  out.tensor = span.tensor;
+  out.shape = Shape::counter;
+  out.kind = Kind::processor_time;
+  return out;
+}
 
 // ---- what may stand in a file ------------------------------------------------------------
 

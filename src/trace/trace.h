@@ -51,22 +51,23 @@ enum class Shape : uint8_t {
 // What a record is about. Reaches disk: append, never renumber.
 enum class Kind : uint8_t {
   other = 0,
-  iteration = 1,       // one training step of this rank, from start of forward to the next
-  forward = 2,         // device compute of one layer, forward
-  backward = 3,        // device compute of one layer, backward
-  update = 4,          // the optimizer's step for one layer or tensor
-  gradient_ready = 5,  // instant: the framework handed over a gradient
-  tensor_done = 6,     // instant: the reduced gradient may be used
-  operation = 7,       // one collective operation (a partition of a bucket), start to end
-  chunk = 8,           // one chunk of an operation, as a send or a receive
-  wait = 9,            // a thread of the framework waits for communication
-  barrier = 10,        // an explicit barrier
-  broadcast = 11,      // a broadcast operation
-  control = 12,        // a message of the protocol itself (ready, start, heartbeat)
-  tcp_info = 13,       // counter: one field of TCP_INFO of a lane
-  reduce = 14,         // adding received data to local data
-  probe = 15,          // the probe's own traffic
-  admitted = 16,       // instant: an operation was put in the common order
+  iteration = 1,        // one training step of this rank, from start of forward to the next
+  forward = 2,          // device compute of one layer, forward
+  backward = 3,         // device compute of one layer, backward
+  update = 4,           // the optimizer's step for one layer or tensor
+  gradient_ready = 5,   // instant: the framework handed over a gradient
+  tensor_done = 6,      // instant: the reduced gradient may be used
+  operation = 7,        // one collective operation (a partition of a bucket), start to end
+  chunk = 8,            // one chunk of an operation, as a send or a receive
+  wait = 9,             // a thread of the framework waits for communication
+  barrier = 10,         // an explicit barrier
+  broadcast = 11,       // a broadcast operation
+  control = 12,         // a message of the protocol itself (ready, start, heartbeat)
+  tcp_info = 13,        // counter: one field of TCP_INFO of a lane
+  reduce = 14,          // adding received data to local data
+  probe = 15,           // the probe's own traffic
+  admitted = 16,        // instant: an operation was put in the common order
+  processor_time = 17,  // counter: how much of a compute span was processor time
 };
 
 const char* name_of(Shape shape);
@@ -103,6 +104,11 @@ struct Event {
   friend bool operator==(const Event&, const Event&) = default;
 };
 static_assert(sizeof(Event) == 72);
+
+// The record that says that the work of `span` (forward, backward, update) is the processor's, and
+// took so many nanoseconds of its time: more than the span lasted if several threads worked, less
+// if they waited for a core. It has the span's track, start, iteration, layer and tensor.
+Event processor_time_of(const Event& span, int64_t ns);
 
 // Why `event` may not stand in a trace, or null: a negative duration, an instant that lasts, an
 // unknown shape, a time further than 2^62 ns from zero. Cheap enough for every record.

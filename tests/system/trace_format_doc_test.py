@@ -35,7 +35,7 @@ Event = collections.namedtuple("Event", "start duration message bytes name itera
                                " reserved")
 SHAPES = "- span instant counter send receive".split()
 KINDS = ("other iteration forward backward update gradient_ready tensor_done operation chunk wait"
-         " barrier broadcast control tcp_info reduce probe admitted").split()
+         " barrier broadcast control tcp_info reduce probe admitted processor_time").split()
 TEXT_FIELDS = {1: "weft_version", 2: "host", 7: "kernel", 8: "congestion_control",
                10: "plan_name", 11: "plan_hash", 12: "plan_text"}
 NUMBER_FIELDS = {3: ("host_index", "<I"), 4: ("rank", "<I"), 5: ("ranks", "<I"),
@@ -227,6 +227,14 @@ class Run(unittest.TestCase):
             self.assertEqual(trace.environment["lab"], info["lab"])
             self.assertEqual(len(trace.layers), info["model"]["layers"])
             self.assertEqual(len(trace.tensors), info["model"]["tensors"])
+            spans = {(event.track, event.start, event.layer, event.iteration): KINDS[event.kind]
+                     for event in trace.events if SHAPES[event.shape] == "span"}
+            times = [event for event in trace.events if KINDS[event.kind] == "processor_time"]
+            self.assertTrue(times)
+            for event in times:
+                self.assertEqual(SHAPES[event.shape], "counter")
+                place = event.track, event.start, event.layer, event.iteration
+                self.assertIn(spans[place], ("forward", "backward", "update"))
             scale = trace.environment["shrink"] / trace.environment["dilation"]
             for event in trace.events:
                 shape, kind = SHAPES[event.shape], KINDS[event.kind]

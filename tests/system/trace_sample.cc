@@ -103,6 +103,8 @@ class Sample {
         Event& e = add(Shape::span, forward ? Kind::forward : Kind::backward, device, start, kMs);
         e.iteration = i;
         e.layer = l;
+        const Event spent = processor_time_of(e, kMs / 2 + l);
+        p_.events.push_back(spent);
       }
       Event& ready = add(Shape::instant, Kind::gradient_ready, device, t + (6 - l) * kMs, 0);
       ready.iteration = i;
