@@ -8,8 +8,14 @@ import statistics
 import subprocess
 import sys
 
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "tests", "system"))
+from models_support import FEW, MANY, write_model  # noqa: E402
+
 PLANS = 24  # random plans of one table
 SEED = 20261116  # of the random plans
+ALGORITHMS = ["ring", "halving_doubling", "tree", "hierarchical", "doubling", "direct", "auto"]
+# Above it the lab's processors, which the target does not share, begin to count.
+BUSY_LIMIT = 80
 
 
 def weft(program, *arguments):
@@ -20,19 +26,19 @@ def weft(program, *arguments):
 
 
 def random_plan(rng, number):
-    """Lanes and who serves them, algorithm, buckets, partition, credit, order and barrier by chance; sizes are spread evenly
-    over their logarithms."""
+    """Lanes and who serves them, buckets, partition, chunk, credit, order and barrier by chance; sizes are spread evenly over
+    their logarithms. Algorithms take turns, so that each is met."""
     def size(low, high):
         return f"{int(1024 * 2 ** rng.uniform(low, high))}KiB"
 
     plan = {"weft_plan": 1, "name": f"random-{number}", "lanes": rng.randint(1, 8), "order": rng.choice(["ready", "layer"]),
-            "barrier": rng.choice(["all", "tensor"]), "chunk": "512KiB",
+            "barrier": rng.choice(["all", "tensor"]), "chunk": size(-3, 0),
             "bucket_rule": {"first": size(0, 6), "size": size(0, 6), "may_exceed": rng.random() < 0.5}}
     if rng.random() < 0.7:
         plan["partition"] = size(1, 5)
     if rng.random() < 0.7:
         plan["credit"] = size(2, 6)
-    plan["algorithm"] = [{"use": rng.choice(["ring", "ring", "halving_doubling", "tree", "direct", "auto"])}]
+    plan["algorithm"] = [{"use": ALGORITHMS[number % len(ALGORITHMS)]}]
     workers = rng.choice([(None, 1), (None, 1), ("thread", 2), ("process", 1), ("process", 2)])
     plan["lane_workers"] = min(workers[1], plan["lanes"])
     if workers[0] == "process":
@@ -98,7 +104,7 @@ class Prediction:
         errors, inside, total = [], 0, 0
         for model in self.models:
             for _ in range(1 if self.bench.quick else 3):
-                run = self.loop_once(model)
+                run = self.loop_once(model, self.cluster, "ddp")
                 before, after, predicted = run["before"], run["after"], run["predicted"]
                 within = predicted["low"] <= after["iteration_ms"] <= predicted["high"]
                 errors.append(abs(run["prediction_error_percent"]))
@@ -115,24 +121,59 @@ class Prediction:
                   f"{inside} of {total} measured times lie in the interval."]
         return lines
 
-    def loop_once(self, model):
+    def loop_once(self, model, cluster, before):
         def once():
             out = os.path.join(self.bench.folder, f"loop-{self.bench.count}")
             self.bench.count += 1
-            run = weft(self.program, "lab", "loop", "--model", model, *self.cluster, "--before", "ddp", "-o", out, "--json")
+            run = weft(self.program, "lab", "loop", "--model", model, *cluster, "--before", before, "-o", out, "--json")
             shutil.rmtree(out, ignore_errors=True)
-            print(f"  {model}: {run['before']['iteration_ms']:.1f} -> {run['after']['iteration_ms']:.1f} ms, predicted "
+            print(f"  {model} {' '.join(cluster)}: {run['before']['iteration_ms']:.1f} -> {run['after']['iteration_ms']:.1f} ms, predicted "
                   f"{run['predicted']['iteration_ms']:.1f} ({run['prediction_error_percent']:+.1f} %), "
                   f"{run['steal_percent']:.0f} % stolen", file=sys.stderr)
             return run
         return self.bench.least_disturbed(once, lambda run: run["steal_percent"])
 
+    def undilated(self):
+        """Where every real job lives: neither time nor sizes are scaled."""
+        lines = ["## Nothing dilated", "",
+                 "`weft lab loop --dilation 1 --shrink 1` from `default`: links, chunks and host costs in their real proportion. "
+                 f"`{MANY['name']}` has {MANY['layers']} layers, {MANY['parameters'] / 1e6:.0f} M parameters and {MANY['compute_ms']} ms of "
+                 f"compute, `{FEW['name']}` {FEW['layers']}, {FEW['parameters'] / 1e6:.0f} M and {FEW['compute_ms']} ms. A cap is a fifth of "
+                 f"the link. Runs with processors over {BUSY_LIMIT} % busy are shown and not counted.", "",
+                 "| model | hosts | link | cap | before | predicted | after | error | in it | self-replay | one_flow_limit | busy |",
+                 "|---|---|---|---|---|---|---|---|---|---|---|---|"]
+        rates, hosts = ([500], [2]) if self.bench.quick else ([100, 500, 1000, 2000], [2, 3, 4])
+        errors, replays, inside, false_findings = [], [], 0, 0
+        for model, rate, count, capped in itertools.product((MANY, FEW), rates, hosts, (False, True)):
+            path = write_model(os.path.join(self.bench.folder, model["name"] + ".json"), **model)
+            cluster = ["--hosts", str(count), "--link", f"{rate}mbit", "--dilation", "1", "--shrink", "1",
+                       "--iterations", "5" if rate == 100 else "8"]
+            run = self.loop_once(path, [*cluster, "--flow", f"{rate / 5:g}mbit"] if capped else cluster, "default")
+            before, after, predicted = run["before"], run["after"], run["predicted"]
+            within = predicted["low"] <= after["iteration_ms"] <= predicted["high"]
+            claimed = any(finding["name"] == "one_flow_limit" for finding in run["findings"])
+            counts = run["cpu_busy_percent"] <= BUSY_LIMIT
+            if counts:
+                errors.append(abs(run["prediction_error_percent"]))
+                replays.append(abs(run["self_replay_error_percent"]))
+                inside += within
+                false_findings += claimed and not capped
+            lines.append(
+                f"| {model['name']} | {count} | {rate} Mb/s | {f'{rate / 5:g} Mb/s' if capped else '-'} | {before['iteration_ms']:.1f} ms "
+                f"| {predicted['iteration_ms']:.1f} ms | {after['iteration_ms']:.1f} ms | {run['prediction_error_percent']:+.1f} % "
+                f"| {'yes' if within else 'no'} | {run['self_replay_error_percent']:+.1f} % | {'found' if claimed else '-'} "
+                f"| {run['cpu_busy_percent']:.0f} %{'' if counts else ', not counted'} |")
+        lines += ["", f"Errors of {len(errors)} predictions: median {statistics.median(errors):.1f} %, worst {max(errors):.1f} %; "
+                  f"{inside} measured times lie in the interval. Self-replay: worst {max(replays):.1f} %. `one_flow_limit` where "
+                  f"there is no cap: {false_findings}."]
+        return lines
+
     def plans(self):
         lines = ["## Random plans", "",
                  f"From one trace of VGG16 under `ddp`, {PLANS} random plans (seed {SEED}) are predicted before any of them is "
                  "run. Naive is max(compute, bytes / rate of the lanes).", "",
-                 "| plan | algorithm | lanes | served by | order | barrier | predicted | measured | error | naive | error | busy |",
-                 "|---|---|---|---|---|---|---|---|---|---|---|---|"]
+                 "| plan | algorithm | lanes | chunk | served by | order | barrier | predicted | measured | error | naive | naive's error "
+                 "| busy |", "|---|---|---|---|---|---|---|---|---|---|---|---|---|"]
         rng = random.Random(SEED)
         trace, _ = self.recorded("vgg16", "--plan", "ddp", "--iterations", "8")
         guesses = []
@@ -148,7 +189,7 @@ class Prediction:
             measured, naive = run["iteration_ms"], naive_ms(run, run["flow_bits_per_s"], plan)
             pairs.append((predicted, measured))
             naive_pairs.append((naive, measured))
-            lines.append(f"| {plan['name']} | {plan['algorithm'][0]['use']} | {plan['lanes']} | {served_by(plan)} | {plan['order']} "
+            lines.append(f"| {plan['name']} | {plan['algorithm'][0]['use']} | {plan['lanes']} | {plan['chunk']} | {served_by(plan)} | {plan['order']} "
                          f"| {plan['barrier']} | {predicted:.1f} ms "
                          f"| {measured:.1f} ms | {percent(predicted, measured):+.1f} % | {naive:.1f} ms "
                          f"| {percent(naive, measured):+.1f} % | {run['cpu_busy_percent']:.0f} % |")
