@@ -173,7 +173,8 @@ class Joiner {
         address = now;
       }
       if (turn()) continue;
-      if (dials_.empty()) return late("rank 0 did not write " + file_);
+      if (dials_.empty())
+        return late("rank 0 did not write " + file_ + ", or gave up and took it away again");
       return late(text("rank 0 at %s was not reached: %s", address.c_str(), problem(*dials_[0])));
     }
     return {};

@@ -24,6 +24,21 @@ struct Judgement {
   bool clean_losses = true;
 };
 
+// When a world begins; faults count from there.
+constexpr Nanos kWorldBegins = Nanos::from_seconds(1000);
+
+// Whether one of two ranks left, all done, when nothing it said could reach the other any more, nor
+// for longer than last words are repeated: whether all went well cannot be known there.
+inline bool cuts_off_a_farewell(const Fault& fault, const Played& played) {
+  for (uint32_t rank = 0; rank < played.reports.size(); ++rank) {
+    if (rank != fault.rank && fault.other != sim::kEveryone && rank != fault.other) continue;
+    const Chapter& last = played.reports[rank].chapters.back();
+    Nanos left = last.ended - kWorldBegins;
+    if (!last.error && left > fault.from - kLastWords && left < fault.until) return true;
+  }
+  return false;
+}
+
 // The time in which all ranks were stopped: nobody can miss anybody.
 inline std::pair<Nanos, Nanos> all_stopped(const Scene& scene) {
   std::pair<Nanos, Nanos> common{Nanos{0}, sim::kForever};
@@ -67,6 +82,7 @@ inline Judgement judge(const Scene& scene, const Played& played) {
           out.suspects[fault.rank].insert(rank);
         }
         if (lasts > kTakesTime) out.clean_losses = false;
+        if (lasts > kLastWords && cuts_off_a_farewell(fault, played)) out.harmless = false;
         if (lasts <= kNotMissed) break;
         out.harmless = out.clean_losses = false;
         touches(fault.rank);
@@ -200,6 +216,11 @@ class Verdict {
   bool gone(uint32_t rank) const {
     return played_.outcome.died[rank] || played_.reports[rank].quit;
   }
+  bool was_stopped(uint32_t rank) const {
+    return std::any_of(scene_.world.faults.begin(), scene_.world.faults.end(), [&](const Fault& f) {
+      return f.kind == Fault::Kind::stop && f.rank == rank && f.until - f.from > kLastWords;
+    });
+  }
   // What a rank has to say of the group of that epoch, if it was in it; of the first one also if it
   // did not get there. Some are in groups that others never saw: those that failed at once.
   const Chapter* of(uint32_t rank, uint32_t epoch) const {
@@ -261,6 +282,8 @@ class Verdict {
       for (uint32_t other : chapter.members)
         if (!of(other, epoch) || of(other, epoch)->members != chapter.members)
           suspects.insert(other);
+    // The file that it looks for may have come and gone while it was stopped.
+    if (!formed && epoch == 0 && scene_.by_file && was_stopped(rank)) suspects.insert(0);
     // A call that only this rank makes, and for which it had no memory, ends no group.
     Code code = chapter.error->code();
     if (formed && !chapter.culprit && played_.refused[rank] && code == Code::exhausted) return {};
