@@ -63,8 +63,12 @@ build-all:
 	@cmake --preset release > /dev/null
 	@cmake --build build -j$(JOBS)
 
+# Deadlines of a second are tested by a clock, on machines that others use as well. What failed beside
+# other tests has a second chance alone; its first words stay above, and what is broken fails again.
 test-release: build-all
-	@cd build && $(CTEST) -LE slow
+	@cd build && { $(CTEST) -LE slow || { \
+	  echo 'weft: failed beside other tests; what failed once more, alone:'; \
+	  ctest --output-on-failure --rerun-failed; }; }
 
 test-slow: build-all
 	@cd build && ctest --output-on-failure -L slow

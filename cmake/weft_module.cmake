@@ -35,7 +35,8 @@ function(_weft_test_environment name)
     WEFT=${PROJECT_BINARY_DIR}/weft
     WEFT_SOURCE_DIR=${PROJECT_SOURCE_DIR}
     WEFT_BUILD_DIR=${PROJECT_BINARY_DIR}
-    PYTHONDONTWRITEBYTECODE=1)
+    PYTHONDONTWRITEBYTECODE=1
+    GTEST_BRIEF=1)  # a failing test is found in what is printed
 endfunction()
 
 # A program that belongs to a module's tests: it sees what the module sees, and tests/support.
