@@ -29,6 +29,7 @@ using ::testing::StartsWith;
 class Redirected {
  public:
   Redirected(int fd, const std::string& path) : fd_(fd), path_(path), before_(dup(fd)) {
+    fflush(nullptr);  // what was printed before stays outside
     Fd file(open(path.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
     dup2(file.get(), fd);
   }
