@@ -215,6 +215,10 @@ class Line final : public net::Socket {
   std::unique_ptr<net::Socket> inner_;
 };
 
+uint16_t port_of(const std::string& address) {
+  return static_cast<uint16_t>(std::stoul(address.substr(address.rfind(':') + 1)));
+}
+
 class ScriptedNetwork final : public net::Network {
  public:
   Result<std::unique_ptr<net::Socket>> listen(const std::string& host, uint16_t port) override {
@@ -230,9 +234,13 @@ class ScriptedNetwork final : public net::Network {
   const Clock& clock() const override { return kernel_.clock(); }
   std::string machine() const override { return kernel_.machine(); }
 
-  Line* line_at(uint16_t port) {
+  // The other end of an accepted connection. The kernel may give one port to two connections that
+  // go to different places.
+  Line* other_end_of(const net::Socket& accepted) {
     for (Line* line : lines)
-      if (line->local_port() == port) return line;
+      if (port_of(accepted.peer()) == line->local_port() &&
+          port_of(line->peer()) == accepted.local_port())
+        return line;
     return nullptr;
   }
 
@@ -338,9 +346,7 @@ class Group {
         other.to_engine = std::move(socket);
       };
       callbacks.accepted = [this, &other, r](Rank, uint16_t number, auto socket, auto) {
-        std::string from = socket->peer();
-        auto port = static_cast<uint16_t>(std::stoul(from.substr(from.rfind(':') + 1)));
-        Line* line = network.line_at(port);
+        Line* line = network.other_end_of(*socket);
         WEFT_CHECK(line != nullptr);
         line->to = r;
         line->lane = number;
