@@ -74,9 +74,6 @@ def layouts(rank, size):
     total = size * (size + 1) / 2
     same(whole[:, 1:3], torch.full((4, 2), total))
     assert whole[:, 0].abs().sum() == 0 and whole[:, 3:].abs().sum() == 0
-    conjugate = torch.full((2,), 1j * (rank + 1)).conj()
-    dist.broadcast(conjugate, 1)
-    same(conjugate.resolve_conj(), torch.full((2,), -2j))
     together = torch.zeros(size, 3)
     dist.all_gather(list(together.unbind()), torch.full((3,), float(rank)))
     same(together, torch.arange(float(size)).view(-1, 1).expand(size, 3))
