@@ -63,10 +63,19 @@ struct Costs {
   std::optional<Fitted> lane_bytes_per_s;  // one lane while it always had something to send
   uint32_t lanes = 0;                      // from one rank to another, then
   uint32_t connections = 0;                // of one rank with all others, one way, then
-  std::optional<Fitted> hand_over_ns;      // end of a backward -> its gradient is handed over
-  std::optional<Fitted> report_ns;         // last rank complete -> the operation is admitted
-  std::optional<Fitted> begin_ns;          // admitted -> another rank begins it
-  std::optional<Fitted> wake_up_ns;        // the sum is there -> the waiting thread goes on
+  // Lanes that carried far less than the others of their sender, which `lane_bytes_per_s` leaves
+  // out: a bad connection, and not the cap that every flow has.
+  struct SlowLane {
+    uint32_t from = 0, to = 0;
+    uint16_t lane = 0;
+    Fitted bytes_per_s;
+    double others_bytes_per_s = 0;  // the median of that sender's lanes
+  };
+  std::vector<SlowLane> slow_lanes;
+  std::optional<Fitted> hand_over_ns;  // end of a backward -> its gradient is handed over
+  std::optional<Fitted> report_ns;     // last rank complete -> the operation is admitted
+  std::optional<Fitted> begin_ns;      // admitted -> another rank begins it
+  std::optional<Fitted> wake_up_ns;    // the sum is there -> the waiting thread goes on
 
   // By which the run chose its all-reduces, as it noted them; null: by typical().
   std::shared_ptr<const Costs> agreed;
@@ -92,6 +101,9 @@ Costs fit(const trace::Trace& trace);
 // The same costs with one or all of the probe's words that the run overruled put back; none where
 // it overruled nothing.
 std::vector<Costs> without_corrections(const Costs& costs);
+
+// A lane that carries less than this share of what the median lane of its rank does is slow.
+inline constexpr double kSlowLane = 0.6;
 
 // Flows that carry this share of a link fill it: what is left is within the error of a probe.
 inline constexpr double kFillsLink = 0.97;

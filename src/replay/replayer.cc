@@ -274,6 +274,12 @@ Result<Network> Replayer::Impl::network(const Question& question, const plan::Pl
   out.link_bytes_per_ns = rates.link;
   out.flow_bytes_per_ns = std::min(rates.flow, rates.link);
   if (!(rates.flow < rates.link)) out.flow_bytes_per_ns = std::numeric_limits<double>::infinity();
+  // A bad connection is one of the recorded cluster, and keeps its number.
+  if (!question.cluster.hosts && !question.what_if.no_slow_lanes && !question.what_if.no_flow_cap)
+    for (const cost::Costs::SlowLane& slow : costs.slow_lanes)
+      if (slow.lane < plan.lanes)
+        out.odd_lanes.push_back(
+            {slow.from, slow.to, slow.lane, slow.bytes_per_s.value * 1e-9, -1, 0});
   const cost::Costs::Sending& sending = costs.sending;
   out.packet_bytes = sending.packet_bytes;
   out.queue_bytes = sending.queue_bytes;
@@ -386,6 +392,7 @@ const char* unfoldable(const Job& job, const std::vector<schedule::Algorithm>& a
   if (network.shared_processor)
     return "in a lab every rank counts: the target's answer can be had for more";
   if (hosts_in(job.host_of) != job.ranks) return "ranks fold where each has its own host";
+  if (!network.odd_lanes.empty()) return "ranks fold where no lane is slower than the others";
   for (schedule::Algorithm algorithm : algorithms)
     if (!folds(algorithm, job.ranks))
       return "ranks fold under ring or direct, and under halving_doubling or doubling if their "
