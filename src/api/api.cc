@@ -79,6 +79,7 @@ Result<runtime::Options> find_options(const JoinOptions& given, const membership
   options.rank = {membership.rank};
   options.ranks = membership.size;
   options.rendezvous = membership.rendezvous;
+  options.listening = given.listening;
   options.interface = given.interface.value_or(membership.interface);
   options.secret = membership.secret;
   options.host = membership.host;

@@ -28,6 +28,7 @@
 // never inside a callback of Work::then().
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -59,6 +60,8 @@ namespace weft::api {
 // What is absent comes from the environment.
 struct JoinOptions {
   std::optional<membership::Membership> membership;
+  // Rank 0: listens at a free port of the address that membership->rendezvous is, and says which.
+  std::function<Result<void>(const std::string& rendezvous)> listening;
   std::optional<plan::Plan> plan;
   std::optional<std::string> trace;  // a folder, made if need be; empty: no recording
   std::optional<std::string> interface;

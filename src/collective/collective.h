@@ -152,6 +152,8 @@ class Engine final : private lane::ChunkHandler {
   // Data must stay in place until it is finished. Fails, and leaves nothing behind, where memory
   // runs out and where another operation of the same key is running.
   Result<void> start(Operation operation);
+  // Whether some of it is here before it was started.
+  bool came_early(const Key& key) const { return early_.contains(key); }
   // Opens the lanes to a rank, if they are not open.
   void prepare(Rank peer);
   bool connected(Rank peer) const;  // with at least one lane

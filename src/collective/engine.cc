@@ -61,7 +61,7 @@ Key key_of(const Operation& operation) {
   if (operation.shape.collective == Collective::point_to_point) {
     uint32_t peer =
         operation.members ? (*operation.members)[operation.shape.root] : operation.shape.root;
-    return pair_key(peer, operation.shape.sends, operation.number);
+    return pair_key(operation.group, peer, operation.shape.sends, operation.number);
   }
   return {operation.group, 0, operation.number};
 }

@@ -215,10 +215,14 @@ class Joiner {
   // Rank 0: waits for all others to come and say where they listen.
   Result<void> gather() {
     net::HostPort place{"127.0.0.1", 0};
-    if (!by_file()) {
+    if (options_.listening) {
+      place.host = options_.rendezvous;
+    } else if (!by_file()) {
       WEFT_ASSIGN(place, net::split(options_.rendezvous));
     }
     WEFT_TRY(listen(place.host, place.port));
+    if (options_.listening)
+      WEFT_TRY(options_.listening(place_of(mesh_.acceptor->host(), mesh_.acceptor->port())));
     if (by_file()) {
       WEFT_ASSIGN(written_,
                   rendezvous::write(network_.system(), file_,

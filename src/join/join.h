@@ -26,7 +26,7 @@
 
 namespace weft::join {
 
-inline constexpr uint16_t kProtocol = 5;
+inline constexpr uint16_t kProtocol = 6;
 inline constexpr uint32_t kMaxControlBytes = 1u << 20;
 inline constexpr uint32_t kMaxRanks = 4096;
 inline constexpr size_t kMaxAgreement = 64;
@@ -214,6 +214,10 @@ struct Options {
   // "address:port" or "[v6 address]:port", where rank 0 listens; or "file:PATH", where rank 0
   // writes it, for ranks on one host.
   std::string rendezvous;
+  // Rank 0, where the ranks have a way of their own to tell each other something: it listens at a
+  // free port of the address that `rendezvous` is, and says which. The others are given what it
+  // said.
+  std::function<Result<void>(const std::string& rendezvous)> listening;
   std::string interface;  // whose address to use; empty: the one that reaches rank 0
   std::string secret;
   std::string host;       // this host's name

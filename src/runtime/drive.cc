@@ -164,18 +164,23 @@ void Group::Impl::loop() {
   }
 }
 
+void Group::Impl::number(collective::Operation& operation) {
+  if (operation.shape.collective != Collective::point_to_point) {
+    operation.number = next_number[operation.group]++;
+    return;
+  }
+  // The high half is the tag.
+  operation.number &= uint64_t{0xffffffff} << 32;
+  operation.number |= next_message[collective::key_of(operation)]++;
+}
+
 Result<std::shared_ptr<Work::State>> Group::Impl::launch(collective::Operation operation) {
   if (operation.deadline.count == 0) operation.deadline = options.progress_deadline;
   auto state = std::make_shared<Work::State>();
   state->group = this;
+  state->source = operation.shape.root;
   auto begin = [this, &state](collective::Operation& what) {
-    bool pair = what.shape.collective == Collective::point_to_point;
-    if (pair) {
-      uint32_t peer = what.members ? (*what.members)[what.shape.root] : what.shape.root;
-      what.number = next_pair[(uint64_t{what.shape.sends} << 32) | peer]++;
-    } else {
-      what.number = next_number[what.group]++;
-    }
+    number(what);
     works[collective::key_of(what)] = state;
   };
   // With the seat free it starts here and now; else whoever drives will start it.

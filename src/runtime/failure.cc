@@ -151,6 +151,7 @@ void Group::Impl::forgive_suspension(Nanos at) {
   for (Nanos& heard : last_heard) heard += gap;
   engine->forgive(gap);
   if (suspicion) suspicion->since += gap;
+  for (AnyReceive& receive : any_receives) receive.since += gap;
   if (lacking_since) *lacking_since += gap;
   if (leaving_since) *leaving_since += gap;
   if (first_bye) *first_bye += gap;
@@ -293,6 +294,7 @@ void Group::Impl::check_deadlines(Nanos at) {
     return;
   }
   check_waiters(at);
+  if (!failed) check_any(at);
   if (failed) return;
   if (!is_root() || !exchange) return;
   auto lacking = exchange->admission->lacking();

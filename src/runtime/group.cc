@@ -74,6 +74,7 @@ Result<std::shared_ptr<Group::Impl>> Group::Impl::join(const Options& options,
   join_options.rank = options.rank;
   join_options.ranks = options.ranks;
   join_options.rendezvous = options.rendezvous;
+  join_options.listening = options.listening;
   join_options.interface = options.interface;
   join_options.secret = options.secret;
   join_options.host = options.host;
@@ -264,6 +265,7 @@ bool Group::Impl::turn_once(Nanos timeout) {
   }
   handle_frames();
   for (const collective::Key& key : engine->poll(at)) finished(key);
+  if (!any_receives.empty()) match_any();
   if (at >= next_check) {
     next_check = at + kCheck;
     check_deadlines(at);
@@ -574,6 +576,7 @@ Result<collective::Operation> described(const Call& call, uint32_t rank, uint32_
   operation.op = call.op;
   operation.priority = call.priority;
   operation.deadline = call.deadline;
+  if (call.collective == Collective::point_to_point) operation.number = uint64_t{call.tag} << 32;
   auto refuse = [&](const std::string& why) {
     return error(Code::invalid_argument, "%s: %s", schedule::name_of(call.collective), why.c_str());
   };
@@ -586,7 +589,10 @@ Result<collective::Operation> described(const Call& call, uint32_t rank, uint32_
   if (reduces && !reduce::supports(call.op, call.type))
     return refuse(
         text("%s of %s is not possible", reduce::name_of(call.op), reduce::name_of(call.type)));
-  if (call.root >= ranks) return refuse(text("there is no rank %u among %u", call.root, ranks));
+  bool from_any =
+      call.collective == Collective::point_to_point && !call.sends && call.root == kAnyRank;
+  if (call.root >= ranks && !from_any)
+    return refuse(text("there is no rank %u among %u", call.root, ranks));
   if (call.count > (uint64_t{1} << 48)) return refuse("too many elements");
   auto sum = [&](std::span<const uint64_t> counts) -> std::optional<uint64_t> {
     uint64_t total = 0;
@@ -723,6 +729,7 @@ Result<std::shared_ptr<Work::State>> Group::Impl::prepare(const Call& call,
     for (uint32_t member = 0; member < ranks; ++member)
       shape.host_of.push_back(host_of[members ? (*members)[member] : member]);
   WEFT_TRY(attach_memory(call, operation));
+  if (call.root == kAnyRank) return receive_any(std::move(operation));
   return launch(std::move(operation));
 }
 

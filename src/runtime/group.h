@@ -23,6 +23,7 @@ inline constexpr const char* kNoMemory = "no memory left";
 struct Work::State {
   Group::Impl* group = nullptr;
   std::atomic<bool> done{false};
+  uint32_t source = kAnyRank;                                // of a message; known when it is done
   std::vector<std::function<void(Result<void>)>> callbacks;  // guarded by Group::Impl::mutex
 };
 
@@ -108,6 +109,9 @@ struct Group::Impl : std::enable_shared_from_this<Group::Impl> {
   // ---- callers (drive.cc)
   // Starts an operation under the next number of its group.
   Result<std::shared_ptr<Work::State>> launch(collective::Operation operation);
+  // The next number of its group; of a message, of its pair, direction and tag. With the mutex
+  // held.
+  void number(collective::Operation& operation);
   Result<std::shared_ptr<Work::State>> prepare(const Call& call, const collective::Members& members,
                                                uint32_t id, uint32_t rank, uint32_t ranks);
   // Returns when `done` holds or the group has failed, moving things along meanwhile.
@@ -155,6 +159,11 @@ struct Group::Impl : std::enable_shared_from_this<Group::Impl> {
   // Starts it, or ends the group with the reason why this rank cannot.
   void start(collective::Operation operation);
 
+  // ---- messages from any rank (messages.cc)
+  Result<std::shared_ptr<Work::State>> receive_any(collective::Operation operation);
+  void match_any();
+  void check_any(Nanos now);
+
   // ---- failure and membership (failure.cc)
   void suspect(Rank peer, Error error);
   // A reason to end the group. Rank 0 decides which reason is the first, for all: others ask it,
@@ -201,8 +210,9 @@ struct Group::Impl : std::enable_shared_from_this<Group::Impl> {
   std::optional<Rank> culprit;                  // guarded by mutex
   std::atomic<bool> has_failed{false};
   std::atomic<bool> has_commands{false};
-  std::unordered_map<uint32_t, uint64_t> next_number;   // by group; guarded by mutex
-  std::unordered_map<uint64_t, uint64_t> next_pair;     // by pair key; guarded by mutex
+  std::unordered_map<uint32_t, uint64_t> next_number;  // by group; guarded by mutex
+  // Of messages, by group, pair, direction and tag; guarded by mutex.
+  std::unordered_map<collective::Key, uint32_t, collective::KeyHash> next_message;
   std::map<std::vector<uint32_t>, uint32_t> subgroups;  // made so far; guarded by mutex
   std::unordered_map<collective::Key, std::shared_ptr<Work::State>, collective::KeyHash>
       works;                         // guarded by mutex
@@ -223,6 +233,12 @@ struct Group::Impl : std::enable_shared_from_this<Group::Impl> {
   std::condition_variable unpark;  // with mutex
 
   // Driver only.
+  struct AnyReceive {
+    collective::Operation operation;  // whose root is not known yet
+    collective::Key key;              // of its handle, until it is
+    Nanos since;
+  };
+  std::list<AnyReceive> any_receives;
   std::shared_ptr<Exchange::Impl> exchange;  // set once, before its first use
   struct Suspicion {
     Rank peer;

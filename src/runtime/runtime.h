@@ -47,6 +47,10 @@ struct Options {
   uint32_t ranks = 1;
   // "address:port" or "[v6 address]:port" of rank 0, or "file:PATH" for ranks on one host.
   std::string rendezvous;
+  // Rank 0, where the ranks have a way of their own to tell each other something: it listens at a
+  // free port of the address that `rendezvous` is, and says which. The others are given what it
+  // said.
+  std::function<Result<void>(const std::string& rendezvous)> listening;
   std::string interface;  // whose address to use; empty: the one that reaches rank 0
   std::string secret;
   std::string host = "localhost";  // name of this host in messages and traces
@@ -89,6 +93,9 @@ struct Tensor {
   uint32_t layer = 0;
 };
 
+// A message may be received from whichever rank sends one.
+inline constexpr uint32_t kAnyRank = 0xffffffff;
+
 // An operation of all ranks of a group. Counts are elements.
 //
 //                   count                    input           output
@@ -104,6 +111,12 @@ struct Tensor {
 //
 // Blocks are as equal as can be (the first ones larger), or as `counts` says, one a rank. An
 // input that is null is the output's memory.
+//
+// Messages between two ranks are received in the order in which they were sent, separately for each
+// tag and group. One that nobody has asked for yet waits in memory, within a bound (256 MiB for all
+// together); beyond it nothing more is read from whoever sends. A receive from any rank takes the
+// oldest message of the first rank that has one; a named receive of the same tag that is called
+// while it waits may be served before it.
 struct Call {
   Collective collective = Collective::all_reduce;
   const void* input = nullptr;
@@ -111,8 +124,9 @@ struct Call {
   uint64_t count = 0;
   Type type = Type::float32;
   Op op = Op::sum;
-  uint32_t root = 0;  // of the group; point to point: the other rank
+  uint32_t root = 0;  // of the group; point to point: the other rank; receive: or kAnyRank
   bool sends = true;  // point to point
+  uint32_t tag = 0;   // point to point
   std::span<const uint64_t> counts = {};
   std::span<const uint64_t> receive_counts = {};
   std::optional<Algorithm> algorithm = {};  // absent: by the plan and the size
@@ -130,6 +144,8 @@ class Work {
   // Calls `done` once, from the thread that finds it finished; at once if it is already. It may
   // start operations, and may not wait: it is what others wait for.
   void then(std::function<void(Result<void>)> done);
+  // Of a message that was received: the rank that sent it, in the group.
+  std::optional<Rank> source() const;
 
   struct State;
 
