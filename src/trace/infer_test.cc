@@ -95,11 +95,11 @@ TEST(Infer, an_accumulated_step_is_one) {
 TEST(Infer, an_update_in_the_next_step_is_of_the_one_before) {
   Script script;
   for (uint32_t step = 0; step < 3; ++step) {
-    for (uint16_t layer : {0, 1}) {
+    for (uint16_t layer : {uint16_t{0}, uint16_t{1}}) {
       if (step > 0) script.add(Kind::update, layer);
       script.add(Kind::forward, layer);
     }
-    for (uint16_t layer : {1, 0}) script.add(Kind::backward, layer);
+    for (uint16_t layer : {uint16_t{1}, uint16_t{0}}) script.add(Kind::backward, layer);
     script.ready(step);
   }
   ASSERT_EQ(script.infer().size(), 1u);
