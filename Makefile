@@ -4,6 +4,9 @@ PREFIX ?= /usr/local
 DESTDIR ?=
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 
+# The interpreter with the torch for which the Python package is built and tested.
+TORCH_PYTHON := $(CURDIR)/.venv-torch/bin/python3
+
 CTEST := ctest --output-on-failure --no-tests=error -j$(JOBS)
 
 .PHONY: help demo test test-all bench attacks scenarios build install check clean
@@ -60,7 +63,8 @@ clean: ## remove what the build made
 
 build-all:
 	@tools/setup test
-	@cmake --preset release > /dev/null
+	@cmake --preset release $$(test ! -x $(TORCH_PYTHON) || echo -DWEFT_PYTHON=$(TORCH_PYTHON)) \
+	  > /dev/null
 	@cmake --build build -j$(JOBS)
 
 # Deadlines of a second are tested by a clock, on machines that others use as well. What failed beside

@@ -1,0 +1,103 @@
+"""weft as a backend of ``torch.distributed``.
+
+Change one word::
+
+    torch.distributed.init_process_group("weft")
+
+and everything that torch does with process groups on CPU tensors (DDP, FSDP2, ZeRO, DTensor,
+pipelines, checkpoints) travels over weft. Importing this module registers the backend; from torch
+2.15 on not even that is needed, because torch finds it by its entry point.
+
+The plan, the trace and the network are chosen by weft's variables (``WEFT_PLAN``, ``WEFT_TRACE``,
+``WEFT_INTERFACE``, ...), as for any program of weft; docs/torch.md tells the rest.
+"""
+
+from __future__ import annotations
+
+import atexit
+import datetime
+import json
+from typing import Any, Optional
+
+from weft import _built
+
+try:
+    import torch
+    import torch.distributed as _dist
+except ImportError as _missing:
+    raise ImportError(
+        "weft.torch needs torch: install torch 2.4 or later, then install weft again"
+    ) from _missing
+
+
+def _explain(reason: str) -> str:
+    if not _built.TORCH:
+        return (
+            "weft was installed without torch, so weft.torch is not there: install weft again "
+            "(pip install --force-reinstall --no-deps, from its sources)"
+        )
+    if _built.TORCH != torch.__version__:
+        return (
+            f"weft.torch was built for torch {_built.TORCH}, and this is torch "
+            f"{torch.__version__}: install weft again "
+            "(pip install --force-reinstall --no-deps, from its sources)"
+        )
+    return f"weft.torch cannot be loaded: {reason}"
+
+
+# A library that was compiled against another torch may load, and crash later.
+if _built.TORCH != torch.__version__:
+    raise ImportError(_explain(""))
+try:
+    from weft.torch import _C
+except ImportError as _failure:
+    raise ImportError(_explain(str(_failure))) from _failure
+
+__all__ = ["culprit", "failure", "status"]
+
+# What a program that ends without destroy_process_group() gives the others to say goodbye.
+_PATIENCE = datetime.timedelta(seconds=5)
+
+
+def _create(options: Any, _backend_options: Any) -> Any:
+    return _C.create(
+        options.store,
+        options.group_rank,
+        options.group_size,
+        options.timeout,
+        list(options.global_ranks_in_group),
+    )
+
+
+def _register() -> None:
+    """Registers the backend; torch calls it when it finds the entry point."""
+    if not hasattr(_dist.Backend, "WEFT"):
+        _dist.Backend.register_backend("weft", _create, extended_api=True, devices=["cpu"])
+
+
+def _backend(group: Optional[Any]) -> Any:
+    group = group if group is not None else _dist.group.WORLD
+    if group is None:
+        raise ValueError("there is no process group: call init_process_group first")
+    return group._get_backend(torch.device("cpu"))
+
+
+def status(group: Optional["_dist.ProcessGroup"] = None) -> dict:
+    """What the job of ``group`` is doing: operations in flight, lanes, who waits for whom."""
+    words = _C.status(_backend(group))
+    return json.loads(words) if words else {}
+
+
+def failure(group: Optional["_dist.ProcessGroup"] = None) -> Optional[str]:
+    """Why the job of ``group`` cannot be used any more, or None."""
+    return _C.failure(_backend(group))
+
+
+def culprit(group: Optional["_dist.ProcessGroup"] = None) -> Optional[int]:
+    """The rank that the failure is blamed on, or None."""
+    return _C.culprit(_backend(group))
+
+
+_register()
+# Before Python ends, nothing of weft may run any more: what it holds may be Python's.
+atexit.register(_C.close_all, _PATIENCE)
