@@ -121,7 +121,8 @@ Result<std::unique_ptr<capture::Recorder>> start_recorder(const std::string& fol
   return capture::Recorder::start(std::move(options));
 }
 
-Result<trace::Model> describe(const std::vector<Tensor>& tensors) {
+// `said`: what the program has told of its model.
+Result<trace::Model> describe(const std::vector<Tensor>& tensors, trace::Model said) {
   uint32_t layers = 0;
   for (const Tensor& tensor : tensors) {
     if (tensor.layer >= kLayersMax)
@@ -129,9 +130,24 @@ Result<trace::Model> describe(const std::vector<Tensor>& tensors) {
                    tensor.name.c_str(), tensor.layer, kLayersMax);
     layers = std::max(layers, tensor.layer + 1);
   }
-  trace::Model model;
-  for (uint32_t layer = 0; layer < layers; ++layer)
+  trace::Model model = std::move(said);
+  if (!model.layers.empty() && layers > model.layers.size())
+    return error(Code::invalid_argument, "tensors are of %u layers, and the model has %zu", layers,
+                 model.layers.size());
+  for (auto layer = static_cast<uint32_t>(model.layers.size()); layer < layers; ++layer)
     model.layers.push_back({text("layer %u", layer)});
+  if (!model.tensors.empty()) {
+    bool same = model.tensors.size() == tensors.size();
+    for (size_t t = 0; same && t < tensors.size(); ++t)
+      same = model.tensors[t].name == tensors[t].name &&
+             model.tensors[t].bytes == tensors[t].data.size_bytes();
+    if (!same)
+      return error(Code::invalid_argument,
+                   "the exchange has other tensors than the model that was said to marks() (%zu "
+                   "and %zu): let the model name layers only, or the same tensors in this order",
+                   tensors.size(), model.tensors.size());
+    return model;
+  }
   for (const Tensor& tensor : tensors)
     model.tensors.push_back(
         {tensor.name, tensor.data.size_bytes(), tensor.layer, tensor.layer, tensor.layer});
@@ -140,9 +156,10 @@ Result<trace::Model> describe(const std::vector<Tensor>& tensors) {
 
 }  // namespace
 
-Job::Job(std::shared_ptr<capture::Recorder> recorder, std::unique_ptr<Group> group,
-         membership::Membership membership, plan::Plan plan)
+Job::Job(std::shared_ptr<capture::Recorder> recorder, std::shared_ptr<mark::Marks> marks,
+         std::unique_ptr<Group> group, membership::Membership membership, plan::Plan plan)
     : recorder_(std::move(recorder)),
+      marks_(std::move(marks)),
       group_(std::move(group)),
       membership_(std::move(membership)),
       plan_(std::move(plan)) {}
@@ -150,9 +167,9 @@ Job::Job(std::shared_ptr<capture::Recorder> recorder, std::unique_ptr<Group> gro
 Job::~Job() = default;
 
 Result<std::unique_ptr<Exchange>> Job::exchange(std::vector<Tensor> tensors) {
-  WEFT_ASSIGN(const trace::Model model, describe(tensors));
+  WEFT_ASSIGN(const trace::Model model, describe(tensors, marks_->model()));
   WEFT_ASSIGN(auto exchange, group_->exchange(std::move(tensors)));
-  recorder_->model(model);
+  WEFT_TRY(marks_->model(model));
   return exchange;
 }
 
@@ -164,11 +181,13 @@ Result<std::unique_ptr<Job>> Job::rebuild(Nanos settle, uint32_t least) {
   // Who of this host is left, the launcher did not say.
   membership.local_rank = 0;
   membership.local_size = 0;
-  return std::unique_ptr<Job>(new Job(recorder_, std::move(group), std::move(membership), plan_));
+  return std::unique_ptr<Job>(
+      new Job(recorder_, marks_, std::move(group), std::move(membership), plan_));
 }
 
 Result<void> Job::leave() {
   WEFT_TRY(group_->leave());
+  marks_->tell_refused();
   return recorder_->flush();
 }
 
@@ -187,8 +206,9 @@ Result<std::unique_ptr<Job>> join(const JoinOptions& given) {
   options.probe = given.probe.value_or(!folder.empty());
   WEFT_ASSIGN(std::shared_ptr<capture::Recorder> recorder, start_recorder(folder, options));
   WEFT_ASSIGN(auto group, Group::join(options, *recorder));
-  return std::unique_ptr<Job>(
-      new Job(std::move(recorder), std::move(group), std::move(membership), options.plan));
+  auto marks = std::make_shared<mark::Marks>(recorder);
+  return std::unique_ptr<Job>(new Job(std::move(recorder), std::move(marks), std::move(group),
+                                      std::move(membership), options.plan));
 }
 
 }  // namespace weft::api

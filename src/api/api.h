@@ -12,7 +12,8 @@
 //   the launcher's variables    rank, size, meeting point, secret (docs/launch.md); a process that
 //                               no launcher started is a group of one
 //   WEFT_PLAN                   a plan's file or a preset; "default" if not set
-//   WEFT_TRACE                  a folder: each rank records into a file of its own there
+//   WEFT_TRACE                  a folder: each rank records into a file of its own there what weft
+//                               does, and what the program says of its own work (weft/mark.h)
 //   WEFT_INTERFACE              the network interface to use
 //   WEFT_SHARED_MEMORY          0: no shared memory between ranks on one host
 //   WEFT_SEAL                   1: what goes between hosts is encrypted and proved
@@ -34,6 +35,7 @@
 #include <vector>
 
 #include "weft/capture.h"
+#include "weft/mark.h"
 #include "weft/membership.h"
 #include "weft/plan.h"
 #include "weft/runtime.h"
@@ -80,12 +82,15 @@ class Job {
   Job& operator=(const Job&) = delete;
 
   Group& group() { return *group_; }
-  // Where the program may record what it computes, beside what weft records. Inert without a trace.
+  // What the program computes and loads, for the trace: weft/mark.h. Inert without a trace.
+  mark::Marks& marks() { return *marks_; }
+  // The trace itself, for what has no mark.
   capture::Recorder& recorder() { return *recorder_; }
   const membership::Membership& membership() const { return membership_; }
   const plan::Plan& plan() const { return plan_; }
 
-  // Group::exchange, and the trace learns which tensors there are.
+  // Group::exchange, and the trace learns which tensors there are. Where marks().model() has named
+  // layers, they stand for the tensors' own; tensors that it has named must be these.
   Result<std::unique_ptr<Exchange>> exchange(std::vector<Tensor> tensors);
   // Group::rebuild: after a failure, a job of those that are left. This one stays as it is, failed.
   Result<std::unique_ptr<Job>> rebuild(Nanos settle = Nanos::from_seconds(5), uint32_t least = 0);
@@ -94,11 +99,12 @@ class Job {
 
  private:
   friend Result<std::unique_ptr<Job>> join(const JoinOptions& options);
-  Job(std::shared_ptr<capture::Recorder> recorder, std::unique_ptr<Group> group,
-      membership::Membership membership, plan::Plan plan);
+  Job(std::shared_ptr<capture::Recorder> recorder, std::shared_ptr<mark::Marks> marks,
+      std::unique_ptr<Group> group, membership::Membership membership, plan::Plan plan);
 
   // The group's thread records: the group goes first.
   std::shared_ptr<capture::Recorder> recorder_;
+  std::shared_ptr<mark::Marks> marks_;
   std::unique_ptr<Group> group_;
   membership::Membership membership_;
   plan::Plan plan_;

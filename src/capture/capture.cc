@@ -30,6 +30,7 @@ constexpr uint32_t kRingEventsMax = 1u << 24;
 // Rare facts wait in memory for the writer; a disk that hangs must not make that grow for ever.
 constexpr size_t kRareFactsMax = 1u << 16;
 constexpr size_t kTracksMax = trace::kNone16;
+constexpr uint32_t kThreadsMax = 256;                // with a track of their own
 constexpr const char* kNoMemory = "no memory left";  // fits into a string itself
 
 // Recorders are numbered once in a process and never again, so a number kept by a thread can go
@@ -50,12 +51,20 @@ struct LastUsed {
 };
 constinit thread_local LastUsed last_used;
 
+// The track that this thread has in the recorder whose track it asked for last.
+struct LastTrack {
+  uint64_t recorder = 0;
+  trace::TrackId track = 0;
+};
+constinit thread_local LastTrack last_track;
+
 // Every ring that this thread owns. Rings are shared with their recorder, so whichever of the two
 // ends first leaves the other something valid.
 struct Handles {
   struct Entry {
     uint64_t recorder;
     std::shared_ptr<Ring> ring;
+    std::optional<trace::TrackId> track = {};
   };
   std::vector<Entry> entries;
 
@@ -64,17 +73,21 @@ struct Handles {
     for (Entry& entry : entries) entry.ring->disown();
   }
 
-  Ring* find(uint64_t recorder) {
+  Entry* entry_of(uint64_t recorder) {
     for (Entry& entry : entries) {
-      if (entry.recorder == recorder) return entry.ring.get();
+      if (entry.recorder == recorder) return &entry;
     }
     return nullptr;
+  }
+  Ring* find(uint64_t recorder) {
+    Entry* entry = entry_of(recorder);
+    return entry != nullptr ? entry->ring.get() : nullptr;
   }
 
   void add(uint64_t recorder, std::shared_ptr<Ring> ring) {
     // A long-lived thread must not collect the rings of every recorder there ever was.
     std::erase_if(entries, [](const Entry& entry) { return entry.ring->closed(); });
-    entries.push_back({recorder, std::move(ring)});
+    entries.push_back({recorder, std::move(ring), {}});
   }
 };
 thread_local Handles handles;
@@ -172,6 +185,7 @@ struct Recorder::Impl {
   Queue queue;
   std::vector<trace::Track> tracks;
   std::unordered_map<std::string, trace::NameId> names;
+  uint32_t threads = 0;  // that have a track
 
   bool forked() const { return getpid() != process; }
 
@@ -180,7 +194,9 @@ struct Recorder::Impl {
     if (ring.push(event) == Ring::Push::stored_and_filling) [[unlikely]]
       doorbell.ring();
   }
+  Ring* own_ring() noexcept;
   std::shared_ptr<Ring> take_ring();
+  [[gnu::noinline, gnu::cold]] trace::TrackId find_thread_track(Recorder& recorder) noexcept;
 
   template <typename T>
   void enqueue(std::vector<T> Queue::*member, T fact);
@@ -217,30 +233,59 @@ std::shared_ptr<Ring> Recorder::Impl::take_ring() {
   return rings.back();
 }
 
-void Recorder::Impl::record_slowly(const trace::Event& event) noexcept {
-  if (!last_used.ended) {
-    Ring* ring = handles.find(id);
-    if (ring == nullptr && !forked()) {
-      try {
-        std::shared_ptr<Ring> taken = take_ring();
-        ring = taken.get();
-        handles.add(id, std::move(taken));
-      } catch (...) {  // no memory; a ring that was taken all the same goes back
-        if (ring != nullptr) ring->disown();
-        ring = nullptr;
-      }
-    }
-    if (ring != nullptr) {
-      last_used.recorder = id;
-      last_used.ring = ring;
-      push(*ring, event);
-      return;
-    }
+// The ring of the calling thread; null without memory, in a child, and when the thread's variables
+// are gone.
+Ring* Recorder::Impl::own_ring() noexcept {
+  if (last_used.ended || forked()) return nullptr;
+  Ring* ring = handles.find(id);
+  if (ring != nullptr) return ring;
+  try {
+    std::shared_ptr<Ring> taken = take_ring();
+    ring = taken.get();
+    handles.add(id, std::move(taken));
+  } catch (...) {  // no memory; a ring that was taken all the same goes back
+    if (ring != nullptr) ring->disown();
+    ring = nullptr;
   }
-  // No memory for a ring, or the thread is past the end of its own variables.
+  return ring;
+}
+
+void Recorder::Impl::record_slowly(const trace::Event& event) noexcept {
+  if (Ring* ring = own_ring()) {
+    last_used.recorder = id;
+    last_used.ring = ring;
+    push(*ring, event);
+    return;
+  }
   if (forked()) return;
   std::lock_guard lock(mutex);
   ++lost;
+}
+
+trace::TrackId Recorder::Impl::find_thread_track(Recorder& recorder) noexcept {
+  // One that nobody defined: what is recorded on it is refused and counted.
+  auto found = static_cast<trace::TrackId>(kTracksMax - 1);
+  if (own_ring() == nullptr) return found;
+  std::optional<trace::TrackId>& kept = handles.entry_of(id)->track;
+  if (!kept) {
+    try {
+      char name[16] = {};  // as long as the kernel's are
+      pthread_getname_np(pthread_self(), name, sizeof name);
+      uint32_t number = 0;
+      {
+        std::lock_guard lock(mutex);
+        number = std::min(++threads, kThreadsMax + 1);
+      }
+      std::string words =
+          number > kThreadsMax ? "other threads" : text("thread %u (%s)", number, name);
+      kept = recorder.track(
+          {trace::TrackType::thread, std::move(words), trace::kNone16, trace::kNone16});
+    } catch (...) {
+      return found;
+    }
+  }
+  last_track = {id, *kept};
+  return *kept;
 }
 
 trace::ClockSample Recorder::Impl::sample_clocks() const {
@@ -563,6 +608,12 @@ trace::TrackId Recorder::track(const trace::Track& track) {
     id = fresh;
   });
   return id;
+}
+
+trace::TrackId Recorder::thread_track() noexcept {
+  if (!impl_) return 0;
+  if (last_track.recorder == impl_->id) return last_track.track;
+  return impl_->find_thread_track(*this);
 }
 
 trace::NameId Recorder::name(std::string_view name) {

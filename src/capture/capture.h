@@ -57,6 +57,9 @@ class Recorder {
   void model(const trace::Model& model);
   trace::TrackId track(const trace::Track& track);
   trace::NameId name(std::string_view name);
+  // The track of the calling thread, made at its first call; cheap afterwards. Threads beyond the
+  // first 256 share one.
+  trace::TrackId thread_track() noexcept;
   void clock_sample();  // reads both clocks; also done now and then by itself
   void ping(const trace::PingSample& sample);
   void probe(const trace::ProbeResult& result);

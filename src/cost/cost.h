@@ -63,10 +63,19 @@ struct Costs {
   std::optional<Fitted> lane_bytes_per_s;  // one lane while it always had something to send
   uint32_t lanes = 0;                      // from one rank to another, then
   uint32_t connections = 0;                // of one rank with all others, one way, then
-  std::optional<Fitted> hand_over_ns;      // end of a backward -> its gradient is handed over
-  std::optional<Fitted> report_ns;         // last rank complete -> the operation is admitted
-  std::optional<Fitted> begin_ns;          // admitted -> another rank begins it
-  std::optional<Fitted> wake_up_ns;        // the sum is there -> the waiting thread goes on
+  // Lanes that carried far less than the others of their sender, which `lane_bytes_per_s` leaves
+  // out: a bad connection, and not the cap that every flow has.
+  struct SlowLane {
+    uint32_t from = 0, to = 0;
+    uint16_t lane = 0;
+    Fitted bytes_per_s;
+    double others_bytes_per_s = 0;  // the median of that sender's lanes
+  };
+  std::vector<SlowLane> slow_lanes;
+  std::optional<Fitted> hand_over_ns;  // end of a backward -> its gradient is handed over
+  std::optional<Fitted> report_ns;     // last rank complete -> the operation is admitted
+  std::optional<Fitted> begin_ns;      // admitted -> another rank begins it
+  std::optional<Fitted> wake_up_ns;    // the sum is there -> the waiting thread goes on
 
   // By which the run chose its all-reduces, as it noted them; null: by typical().
   std::shared_ptr<const Costs> agreed;
@@ -92,6 +101,9 @@ Costs fit(const trace::Trace& trace);
 // The same costs with one or all of the probe's words that the run overruled put back; none where
 // it overruled nothing.
 std::vector<Costs> without_corrections(const Costs& costs);
+
+// A lane that carries less than this share of what the median lane of its rank does is slow.
+inline constexpr double kSlowLane = 0.6;
 
 // Flows that carry this share of a link fill it: what is left is within the error of a probe.
 inline constexpr double kFillsLink = 0.97;
@@ -132,6 +144,12 @@ std::optional<double> direct_all_reduce_seconds(const Costs& costs, double bytes
 // nullopt too where copying was not measured, or hosts have no two ranks or are not alike.
 std::optional<double> hierarchical_all_reduce_seconds(const Costs& costs, double bytes,
                                                       const Group& group);
+
+// From when the last rank has a bucket until all may begin with it: reports go up a tree of that
+// depth to rank 0, starts go down, and a rank reads and writes a frame for each of `fan_out` ranks
+// below it, which costs what a chunk does without its bytes. nullopt when the latency or that cost
+// is unknown.
+std::optional<double> agreement_seconds(const Costs& costs, uint32_t fan_out, uint32_t depth);
 
 // Under this key a run notes in its trace the constants by which it chose its all-reduces.
 inline constexpr const char* kAgreedNote = "all_reduce_costs";

@@ -19,8 +19,11 @@ using trace::Shape;
 // A chunk that was handed to its lane this long before the one ahead of it had arrived was waiting
 // for the lane, not the lane for it.
 constexpr int64_t kQueuedBefore = 200'000;
-// Fewer back-to-back arrivals than this say nothing about a rate.
-constexpr size_t kEnoughArrivals = 50;
+// Fewer back-to-back arrivals than this say nothing about a rate; a lane that carries far less than
+// the others has far fewer, each of them longer.
+constexpr size_t kEnoughArrivals = 50, kEnoughSlowArrivals = 10;
+// Among fewer lanes of a rank none can be told from a usual one.
+constexpr size_t kEnoughLanes = 3;
 // A lane's own messages overrule the probe only where no link, that of the sender or that of the
 // receiver, held the lanes back.
 constexpr double kLinkNotFull = 0.9;
@@ -138,13 +141,36 @@ std::optional<Fitted> carried(const trace::Trace& trace, const Transfers& by_lan
   return most;
 }
 
+struct LaneRate {
+  LaneId lane;
+  double bytes_per_s = 0;
+  size_t arrivals = 0;
+};
+
+// Parts the lanes of one sender: those that are like one another give `rates`.
+void tell_slow(const std::vector<LaneRate>& lanes, std::vector<double>& rates, Costs& costs) {
+  std::vector<double> usual;
+  for (const LaneRate& each : lanes)
+    if (each.arrivals >= kEnoughArrivals) usual.push_back(each.bytes_per_s);
+  const double typical = usual.empty() ? 0 : quantile(usual, 0.5);
+  for (const LaneRate& each : lanes) {
+    if (lanes.size() >= kEnoughLanes && each.bytes_per_s < kSlowLane * typical) {
+      Fitted rate{each.bytes_per_s, each.bytes_per_s, each.bytes_per_s,
+                  static_cast<uint32_t>(each.arrivals)};
+      costs.slow_lanes.push_back({each.lane.from, each.lane.to, each.lane.lane, rate, typical});
+    } else if (each.arrivals >= kEnoughArrivals) {
+      rates.push_back(each.bytes_per_s);
+    }
+  }
+}
+
 void fit_lanes(const trace::Trace& trace, Costs& costs) {
   const Transfers by_lane = transfers(trace);
   const std::optional<Fitted> seen = carried(trace, by_lane, costs.sending.link_burst_bytes);
   if (seen && costs.link_bytes_per_s &&
       seen->value > kMoreThanProbed * costs.link_bytes_per_s->value)
     costs.probed_link_bytes_per_s = std::exchange(costs.link_bytes_per_s, seen);
-  std::vector<double> rates;
+  std::map<uint32_t, std::vector<LaneRate>> measured;  // by sender
   uint16_t lanes = 0;
   std::map<uint32_t, uint32_t> out_of, into;  // connections by rank
   for (const auto& [lane, list] : by_lane) {
@@ -158,8 +184,11 @@ void fit_lanes(const trace::Trace& trace, Costs& costs) {
       ns += static_cast<double>(difference(list[i].received, list[i - 1].received));
       ++count;
     }
-    if (count >= kEnoughArrivals && ns > 0) rates.push_back(bytes / ns * 1e9);
+    if (count >= kEnoughSlowArrivals && ns > 0)
+      measured[lane.from].push_back({lane, bytes / ns * 1e9, count});
   }
+  std::vector<double> rates;
+  for (const auto& [sender, of_sender] : measured) tell_slow(of_sender, rates, costs);
   costs.lane_bytes_per_s = summary(rates);
   costs.lanes = lanes;
   if (!costs.lane_bytes_per_s || !costs.flow_bytes_per_s || !costs.link_bytes_per_s) return;

@@ -2,6 +2,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <tuple>
+
 #include "weft/cost.h"
 
 namespace weft::cost {
@@ -65,6 +67,30 @@ TEST(Messages, a_lane_that_waited_tells_nothing) {
     trace.processes[0].events[i].start_ns = trace.processes[1].events[i - 1].start_ns;
   EXPECT_FALSE(fit(trace).lane_bytes_per_s.has_value());
   EXPECT_FALSE(fit(busy_lane(10, 0.0155)).lane_bytes_per_s.has_value()) << "too few to tell";
+}
+
+TEST(Messages, a_lane_far_slower_than_the_others_of_its_rank_is_no_cap) {
+  auto run = [](double slow, size_t chunks) {
+    trace::Trace trace = busy_lane(200, 0.0155);
+    for (uint16_t lane = 1; lane < 4; ++lane) {
+      trace::Trace more =
+          lane == 2 ? busy_lane(chunks, slow, 20'000, lane) : busy_lane(200, 0.0155, 20'000, lane);
+      for (size_t p : {0, 1})
+        trace.processes[p].events.insert(trace.processes[p].events.end(),
+                                         more.processes[p].events.begin(),
+                                         more.processes[p].events.end());
+    }
+    return fit(trace);
+  };
+  Costs costs = run(0.002, 25);
+  ASSERT_EQ(costs.slow_lanes.size(), 1u);
+  const Costs::SlowLane& slow = costs.slow_lanes[0];
+  EXPECT_EQ(std::tuple(slow.from, slow.to, slow.lane), std::tuple(0u, 1u, 2));
+  EXPECT_NEAR(slow.bytes_per_s.value, 2e6, 0.02e6);
+  EXPECT_NEAR(slow.others_bytes_per_s, 15.5e6, 0.2e6);
+  EXPECT_NEAR(costs.lane_bytes_per_s->low, 15.5e6, 0.2e6) << "the slow one does not count";
+  EXPECT_THAT(run(0.011, 200).slow_lanes, testing::IsEmpty()) << "a little slower";
+  EXPECT_THAT(run(0.002, 5).slow_lanes, testing::IsEmpty()) << "too few to tell";
 }
 
 void add_probe(trace::Trace& trace, uint16_t flows, double bytes_per_s) {

@@ -2,16 +2,14 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 
 namespace weft::diagnose {
 namespace {
 
-constexpr uint32_t kLanesTried = 16;    // more are rarely worth their sockets
-constexpr double kSlowRank = 1.05;      // of what the others compute
-constexpr double kEqualRanks = 0.95;    // ranks this near to each other are slow together
-constexpr double kSlowLane = 0.6;       // of what the median lane carries
-constexpr double kLaneUsedPercent = 5;  // a lane that is busy for less says nothing
+constexpr uint32_t kLanesTried = 16;  // more are rarely worth their sockets
+constexpr double kSlowRank = 1.05;    // of what the others compute
+constexpr double kEqualRanks = 0.95;  // ranks this near to each other are slow together
+constexpr size_t kNamedLanes = 8;     // more are counted
 constexpr double kGapsWorthPercent = 1;
 
 // Of equal gains the cause named first is the more particular one.
@@ -179,38 +177,36 @@ class Search {
     suppose(std::move(finding), {more});
   }
 
+  // All slow lanes are mended together: of several that are alike one alone would gain nothing.
   void slow_lanes() {
-    for (size_t first = 0, end = 0; first < out_.lanes.size(); first = end) {
-      std::vector<double> rates;
-      while (end < out_.lanes.size() && out_.lanes[end].rank == out_.lanes[first].rank)
-        rates.push_back(out_.lanes[end++].bytes_per_s);
-      if (rates.size() < 3) continue;
-      double typical = median(rates), sum = std::accumulate(rates.begin(), rates.end(), 0.0);
-      for (size_t i = first; i < end; ++i) slow_lane(out_.lanes[i], typical, sum);
-    }
-  }
-
-  // No replay knows unequal lanes: the most that the rank's transfers can gain is estimated.
-  void slow_lane(const LaneUse& lane, double typical, double sum) {
-    if (lane.bytes_per_s >= kSlowLane * typical || lane.busy_percent < kLaneUsedPercent) return;
-    double mended = sum + typical - lane.bytes_per_s;
-    if (costs_.link_bytes_per_s) mended = std::min(mended, costs_.link_bytes_per_s->value);
-    double shorter = mended > sum ? 1 - sum / mended : 0;
+    const std::vector<cost::Costs::SlowLane>& slow = costs_.slow_lanes;
+    if (slow.empty()) return;
+    replay::WhatIf what_if;
+    what_if.no_slow_lanes = true;
+    auto verdict = gains_.of(what_if);
+    if (!verdict) return cannot_judge("slow_lane", verdict.error());
+    const cost::Costs::SlowLane& worst =
+        *std::min_element(slow.begin(), slow.end(), [](const auto& one, const auto& other) {
+          return one.bytes_per_s.value < other.bytes_per_s.value;
+        });
     Finding finding;
     finding.name = "slow_lane";
-    finding.rank = lane.rank;
-    finding.title =
-        text("Lane %u of rank %u is slower than the others of that rank.", lane.lane, lane.rank);
+    finding.rank = worst.from;
+    finding.title = text("Lane %u from rank %u to rank %u is slower than the others of that rank.",
+                         worst.lane, worst.from, worst.to);
     finding.evidence = {
-        text("lane %u carries %s while it is busy, the median lane of that rank %s", lane.lane,
-             rate(lane.bytes_per_s).c_str(), rate(typical).c_str()),
-        text("estimated, not replayed, and at the most: transfers, %s of the critical path, would "
-             "be %.0f %% shorter",
-             percent(path("transfer").percent).c_str(), 100 * shorter)};
+        text("it carries %s while it always has something to send, the median lane of that rank %s",
+             rate(worst.bytes_per_s.value).c_str(), rate(worst.others_bytes_per_s).c_str())};
+    if (slow.size() > 1) {
+      std::string all;
+      for (size_t i = 0; i < std::min(slow.size(), kNamedLanes); ++i)
+        all += text("%s%u from rank %u to %u", i == 0 ? "" : ", ", slow[i].lane, slow[i].from,
+                    slow[i].to);
+      finding.evidence.push_back(text("%zu lanes are slow, and mended together: %s%s", slow.size(),
+                                      all.c_str(), slow.size() > kNamedLanes ? ", ..." : ""));
+    }
     finding.remedy = "Look at that connection's path: loss, a slow port, another user.";
-    double gone = shorter * path("transfer").percent / 100;
-    settle(std::move(finding), gains_.of_time(gains_.recorded_ns() * (1 - gone), false),
-           text("lane %u at the pace of the others", lane.lane));
+    settle(std::move(finding), *verdict, "no lane slower than the others");
   }
 
   const Share& path(const char* what) const {

@@ -52,6 +52,7 @@ struct WhatIf {
   bool no_stragglers = false;  // each layer takes on every rank what it takes on the median one
   std::optional<Rank> healed;  // this rank computes as the median of the others does
   bool no_flow_cap = false;    // one flow may fill the link
+  bool no_slow_lanes = false;  // every lane carries what the median lane of its rank does
   bool no_overhead = false;    // messages and agreements cost no latency and no processor
   friend bool operator==(const WhatIf&, const WhatIf&) = default;
 };

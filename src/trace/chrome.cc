@@ -22,7 +22,9 @@ bool is_message(const Event& event) {
 }
 
 bool is_operation(const Event& event) {
-  return event.kind == Kind::operation && event.shape == Shape::span;
+  return event.shape == Shape::span &&
+         (event.kind == Kind::operation || event.kind == Kind::broadcast ||
+          event.kind == Kind::barrier);
 }
 
 // Spreads slices, given in order of (start, longer first), over rows on which they nest.

@@ -39,6 +39,9 @@ const char* name_of(Kind kind) {
     case Kind::probe: return "probe";
     case Kind::admitted: return "admitted";
     case Kind::processor_time: return "processor_time";
+    case Kind::data_loading: return "data_loading";
+    case Kind::host: return "host";
+    case Kind::memory: return "memory";
   }
   return "unknown";
 }
@@ -74,7 +77,7 @@ const char* name_of(ProbeScope scope) {
 }
 
 bool is_known(Shape shape) { return shape >= Shape::span && shape <= Shape::receive; }
-bool is_known(Kind kind) { return kind <= Kind::processor_time; }
+bool is_known(Kind kind) { return kind <= Kind::memory; }
 bool is_known(TrackType type) { return type >= TrackType::thread && type <= TrackType::control; }
 bool is_known(ProbeType type) { return type >= ProbeType::rate && type <= ProbeType::checksum; }
 bool is_known(ProbeScope scope) { return scope <= ProbeScope::ring; }

@@ -59,19 +59,25 @@ enum class Kind : uint8_t {
   tensor_done = 6,      // instant: the reduced gradient may be used
   operation = 7,        // one collective operation (a partition of a bucket), start to end
   chunk = 8,            // one chunk of an operation, as a send or a receive
-  wait = 9,             // a thread of the framework waits for communication
+  wait = 9,             // a thread of the program waits for communication
   barrier = 10,         // an explicit barrier
   broadcast = 11,       // a broadcast operation
-  control = 12,         // a message of the protocol itself (ready, start, heartbeat)
+  control = 12,         // instant: a message of the protocol itself was handed over or taken
   tcp_info = 13,        // counter: one field of TCP_INFO of a lane
   reduce = 14,          // adding received data to local data
   probe = 15,           // the probe's own traffic
   admitted = 16,        // instant: an operation was put in the common order
   processor_time = 17,  // counter: how much of a compute span was processor time
+  data_loading = 18,    // a thread of the program fetches or prepares its next data
+  host = 19,            // other work of a thread of the program, which it gave a name
+  memory = 20,          // counter: bytes that the program has of the memory that `name` names
 };
 
 const char* name_of(Shape shape);
 const char* name_of(Kind kind);
+
+// The key of the note that says how many marks of the program made no sense (weft/mark.h).
+inline constexpr const char* kMarksRefused = "marks_refused";
 
 // Index into Process::names.
 using NameId = uint32_t;
@@ -339,6 +345,14 @@ Result<ReadFile> read_process(std::span<const std::byte> bytes, const std::strin
 // A run folder (all *.weft files in it) or a single file. Fails when two files claim one rank or
 // no file can be read; a file that cannot be read while others can is told in Trace::damage.
 Result<Trace> read(const std::string& path, const ReadOptions& options = {});
+
+// ---- what was not said ---------------------------------------------------------------------
+
+// Where a process's compute, or its operations, have no iterations, finds them: by the first layer's
+// forward coming again after gradients or updates; without marks of compute by the steps of the
+// exchange, or by the operations repeating. Events get the numbers, and spans of iterations are
+// added. Returns what was inferred, and by what, for people; empty: nothing was.
+std::vector<std::string> infer_iterations(Trace& trace);
 
 // ---- other formats -----------------------------------------------------------------------
 

@@ -35,9 +35,14 @@ def _column(text, heading):
     return [abs(number(row[heading])) for row in rows(text)]
 
 
+def repeat_spread():
+    """Percent by which repeats of one run differ."""
+    return max(_column(section("repeats"), "spread"))
+
+
 def prediction_bound():
     """Percent by which the time of another plan may be missed."""
-    return max(_column(section("loop"), "error")) + max(_column(section("repeats"), "spread"))
+    return max(_column(section("loop"), "error")) + repeat_spread()
 
 
 def self_replay_bound():

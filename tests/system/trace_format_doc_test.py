@@ -35,7 +35,8 @@ Event = collections.namedtuple("Event", "start duration message bytes name itera
                                " reserved")
 SHAPES = "- span instant counter send receive".split()
 KINDS = ("other iteration forward backward update gradient_ready tensor_done operation chunk wait"
-         " barrier broadcast control tcp_info reduce probe admitted processor_time").split()
+         " barrier broadcast control tcp_info reduce probe admitted processor_time data_loading host"
+         " memory").split()
 TEXT_FIELDS = {1: "weft_version", 2: "host", 7: "kernel", 8: "congestion_control",
                10: "plan_name", 11: "plan_hash", 12: "plan_text"}
 NUMBER_FIELDS = {3: ("host_index", "<I"), 4: ("rank", "<I"), 5: ("ranks", "<I"),
