@@ -141,9 +141,10 @@ class Engine final : private lane::ChunkHandler {
   // A rank cannot be talked to any more, or said something that it must not.
   using OnLost = std::function<void(Rank peer, Error error)>;
   using OnAsked = std::function<void(std::unique_ptr<net::Socket> socket)>;
+  using OnBranch = std::function<void(Rank peer, std::unique_ptr<net::Socket> socket)>;
 
   Engine(const Options& options, join::Mesh& mesh, capture::Recorder& recorder, OnLost on_lost,
-         OnAsked on_asked);
+         OnAsked on_asked, OnBranch on_branch = {});
   ~Engine() override;
 
   // Starts the workers that the options name, and lets lanes be opened. Call it once, first.
@@ -154,6 +155,8 @@ class Engine final : private lane::ChunkHandler {
   Result<void> start(Operation operation);
   // Opens the lanes to a rank, if they are not open.
   void prepare(Rank peer);
+  // Opens a branch (weft/join.h), and tries until it works: on_branch has it then.
+  void open_branch(Rank peer) { links_->open_branch(peer); }
   bool connected(Rank peer) const;  // with at least one lane
   // Moves what can be moved; call after each turn of the reactor. Returns what has finished.
   std::vector<Key> poll(Nanos now);
@@ -305,6 +308,7 @@ class Engine final : private lane::ChunkHandler {
   RecorderClock clock_;
   OnLost on_lost_;
   OnAsked on_asked_;
+  OnBranch on_branch_;
   std::unique_ptr<join::Links> links_;
   schedule::Programs programs_;
   std::unique_ptr<lane::LaneWorkers> workers_;  // outlives the lanes that they serve

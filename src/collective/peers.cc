@@ -22,7 +22,7 @@ constexpr std::array<const char*, 5> kTcpFields = {
 }  // namespace
 
 Engine::Engine(const Options& options, join::Mesh& mesh, capture::Recorder& recorder,
-               OnLost on_lost, OnAsked on_asked)
+               OnLost on_lost, OnAsked on_asked, OnBranch on_branch)
     : options_(options),
       mesh_(mesh),
       recorder_(recorder),
@@ -36,6 +36,7 @@ Engine::Engine(const Options& options, join::Mesh& mesh, capture::Recorder& reco
       recorder_.track({trace::TrackType::stream, "operations", trace::kNone16, trace::kNone16});
   for (const char* field : kTcpFields) tcp_names_.push_back(recorder_.name(field));
   on_asked_ = std::move(on_asked);
+  on_branch_ = std::move(on_branch);
 }
 
 Engine::~Engine() = default;
@@ -57,6 +58,7 @@ Result<void> Engine::begin() {
   };
   callbacks.misbehaved = [this](Rank rank, Error error) { on_lost_(rank, std::move(error)); };
   callbacks.asked = on_asked_;
+  callbacks.branched = on_branch_;
   links_ = std::make_unique<join::Links>(mesh_, std::move(callbacks));
   return {};
 }

@@ -138,4 +138,11 @@ std::optional<double> hierarchical_all_reduce_seconds(const Costs& costs, double
   return *between + inside * 1e-9;
 }
 
+std::optional<double> agreement_seconds(const Costs& costs, uint32_t fan_out, uint32_t depth) {
+  if (!costs.round_trip_idle_ns || !costs.cpu_ns_per_chunk) return std::nullopt;
+  const double level =
+      costs.round_trip_idle_ns->value + fan_out * costs.cpu_ns_per_chunk->value;  // up and down
+  return depth * level * 1e-9;
+}
+
 }  // namespace weft::cost

@@ -133,6 +133,12 @@ std::optional<double> direct_all_reduce_seconds(const Costs& costs, double bytes
 std::optional<double> hierarchical_all_reduce_seconds(const Costs& costs, double bytes,
                                                       const Group& group);
 
+// From when the last rank has a bucket until all may begin with it: reports go up a tree of that
+// depth to rank 0, starts go down, and a rank reads and writes a frame for each of `fan_out` ranks
+// below it, which costs what a chunk does without its bytes. nullopt when the latency or that cost
+// is unknown.
+std::optional<double> agreement_seconds(const Costs& costs, uint32_t fan_out, uint32_t depth);
+
 // Under this key a run notes in its trace the constants by which it chose its all-reduces.
 inline constexpr const char* kAgreedNote = "all_reduce_costs";
 // The constants of these equations as text, for files and for other ranks; nothing else of `costs`.

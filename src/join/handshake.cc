@@ -79,7 +79,7 @@ Result<Hello> decode_hello(std::span<const std::byte, kHello> bytes) {
   if (wire.protocol != kProtocol)
     return error(Code::unsupported, "speaks protocol %u, this weft %u", unsigned{wire.protocol},
                  unsigned{kProtocol});
-  if (wire.purpose < 1 || wire.purpose > 4)
+  if (wire.purpose < 1 || wire.purpose > 5)
     return error(Code::corrupt, "unknown purpose %u", unsigned{wire.purpose});
   Hello hello;
   hello.purpose = static_cast<Purpose>(wire.purpose);

@@ -20,7 +20,7 @@ inline constexpr size_t kNonce = 32;
 inline constexpr size_t kMac = 32;
 inline constexpr size_t kHello = 192;
 inline constexpr size_t kMaxPlace = 59;
-inline constexpr std::array<char, 8> kMagic = {'w', 'e', 'f', 't', '/', '5', '\r', '\n'};
+inline constexpr std::array<char, 8> kMagic = {'w', 'e', 'f', 't', '/', '6', '\r', '\n'};
 inline constexpr size_t kChallenge = kMagic.size() + kNonce;
 inline constexpr size_t kProof = kNonce + kHello + kMac;
 

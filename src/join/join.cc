@@ -119,7 +119,7 @@ class Joiner {
       return {};
     }
     // Another rank may be told to go a moment before this one.
-    if (peer.purpose == Purpose::lane) return keep_early(*mesh_.early, socket, peer);
+    if (is_for_links(peer)) return keep_early(*mesh_.early, socket, peer);
     if (peer.purpose != Purpose::probe) return refuse("the group is not complete yet");
     if (peer.rank != mesh_.previous()) return refuse("it is not the previous rank of the ring");
     auto& places = mesh_.probe_in;

@@ -6,6 +6,7 @@
 //
 //   rank 0 <──control── rank r            small frames: ready, start, ping, abort, bye
 //   rank r ──Links──> any rank            connections for lanes
+//   rank r ──Links──> the one above it    a branch, where rank 0 does not hear of all itself
 //
 // Threads: one thread at a time drives a Mesh. Nothing blocks except meet() and call(), which have
 // deadlines.
@@ -26,7 +27,7 @@
 
 namespace weft::join {
 
-inline constexpr uint16_t kProtocol = 5;
+inline constexpr uint16_t kProtocol = 6;
 inline constexpr uint32_t kMaxControlBytes = 1u << 20;
 inline constexpr uint32_t kMaxRanks = 4096;
 inline constexpr size_t kMaxAgreement = 64;
@@ -42,7 +43,7 @@ enum class Control : uint8_t {
   go = 4,
   probe_step = 5,
   probe_result = 6,
-  ready = 7,  // a bucket is complete on this rank
+  ready = 7,  // a bucket is complete on this rank and all below it
   start = 8,  // operations to start, in order
   ping = 9,
   pong = 10,
@@ -51,6 +52,7 @@ enum class Control : uint8_t {
   costs = 13,  // of all-reduces, as rank 0 knows them: all must choose alike
   query = 14,  // what is in flight? (weft status)
   answer = 15,
+  owed = 16,  // who lacks a bucket for which others wait too long?
 };
 
 // Fields of control frames.
@@ -99,7 +101,7 @@ class ControlChannel final : public net::Reactor::Handler {
 // ---- joining -----------------------------------------------------------------------------
 
 // What a connection claims to be; read only after it has proved the secret.
-enum class Purpose : uint8_t { control = 1, lane = 2, probe = 3, status = 4 };
+enum class Purpose : uint8_t { control = 1, lane = 2, probe = 3, status = 4, branch = 5 };
 struct Hello {
   uint16_t protocol = kProtocol;
   Purpose purpose = Purpose::control;
@@ -112,7 +114,7 @@ struct Hello {
   std::string shared;     // lane: name of the memory that it offers; empty for none
   // Whom it means to reach: a proof that was made for one rank is worth nothing at another's door.
   uint32_t to = kAnyRank;  // status: whoever listens there
-  std::string place;       // lane, probe: where, as the table of members has it
+  std::string place;       // lane, probe, branch: where, as the table of members has it
   bool sealed = false;     // what follows the proof is sealed (net::seal)
   uint64_t attempt = 0;    // grows with every connection that the rank tries to open
 };
@@ -122,7 +124,7 @@ std::string place_of(const std::string& address, uint16_t port);
 
 // Who listens, as callers know it.
 struct Identity {
-  uint32_t rank = kAnyRank;     // for lanes and the probe; kAnyRank while the group has not formed
+  uint32_t rank = kAnyRank;     // for all but these; kAnyRank while the group has not formed
   uint32_t control = kAnyRank;  // the root: its number among those who come to join
   std::string place;
 };
@@ -242,7 +244,7 @@ struct Mesh {
                                                          // others: one, to rank 0
   std::vector<std::unique_ptr<net::Socket>> probe_out,
       probe_in;  // to the next rank, from the previous
-  // Lanes of ranks that were faster; where the acceptor puts them until Links takes over.
+  // Lanes and branches of faster ranks; the acceptor puts them here until Links takes over.
   std::shared_ptr<std::vector<std::pair<Hello, std::unique_ptr<net::Socket>>>> early;
   uint64_t attempts = 0;  // connections that this rank tried to open
   uint32_t next() const { return (rank.index + 1) % ranks; }
@@ -281,7 +283,8 @@ Result<Mesh> meet_again(const ReunionOptions& options);
 Result<std::unique_ptr<net::Socket>> call(const std::string& address, const std::string& secret,
                                           Purpose purpose, Nanos deadline);
 
-// Opens lanes to other ranks when asked, takes those that others open, and refuses everyone else.
+// Opens lanes and branches to other ranks when asked, takes those that others open, and refuses
+// everyone else.
 class Links {
  public:
   struct Callbacks {
@@ -294,6 +297,9 @@ class Links {
     std::function<void(Rank peer, uint16_t lane, std::unique_ptr<net::Socket> socket,
                        std::shared_ptr<lane::shm::Segment> shared)>
         accepted;
+    // A branch to `peer` is there, whoever opened it. One that comes again replaces the one before,
+    // which its opener gave up before it used it.
+    std::function<void(Rank peer, std::unique_ptr<net::Socket> socket)> branched;
     // Someone who knows the secret asks how the job is doing.
     std::function<void(std::unique_ptr<net::Socket> socket)> asked;
     // `peer` is a member and did what no member does; it was refused, and cannot stay.
@@ -304,6 +310,7 @@ class Links {
   // Tries until it works or close() is called. Few are tried at a time, so that a large group does
   // not look like a flood to its own members; the others wait their turn.
   void open(Rank peer, uint16_t lane);
+  void open_branch(Rank peer);
   void close(Rank peer);
   void tick(Nanos now);  // tries again what failed, and ends handshakes that take too long
   struct Attempts {
@@ -318,12 +325,15 @@ class Links {
  private:
   struct Opening;
   Result<void> accept(std::unique_ptr<net::Socket>& socket, const Hello& hello);
-  Result<void> accept_lane(const Hello& hello);
+  Result<void> is_latest(const Hello& hello, uint16_t lane);
+  Hello hello_to(Rank peer, Purpose purpose) const;
   void begin_some(Nanos now);
   Mesh& mesh_;
   Callbacks callbacks_;
   std::vector<std::unique_ptr<Opening>> openings_;
-  std::map<std::pair<uint32_t, uint16_t>, uint64_t> accepted_;  // rank, lane: the last attempt
+  // By rank and lane, or kBranch: the last attempt.
+  static constexpr uint16_t kBranch = 0xffff;
+  std::map<std::pair<uint32_t, uint16_t>, uint64_t> accepted_;
   bool told_no_memory_ = false;
 };
 

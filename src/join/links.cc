@@ -14,7 +14,7 @@ constexpr size_t kTogetherToOne = 4;
 
 struct Links::Opening {
   Rank peer;
-  uint16_t lane;
+  std::optional<uint16_t> lane;  // none: a branch
   std::shared_ptr<lane::shm::Segment> shared;
   Dial dial;
 };
@@ -25,7 +25,7 @@ Links::Links(Mesh& mesh, Callbacks callbacks) : mesh_(mesh), callbacks_(std::mov
                                            const Hello& hello) { return accept(socket, hello); });
   for (auto& [hello, socket] : std::exchange(*mesh_.early, {}))
     if (auto taken = accept(socket, hello); !taken)
-      WEFT_LOG(join, warn, "refused a lane of rank %u: %s", hello.rank,
+      WEFT_LOG(join, warn, "refused a connection of rank %u: %s", hello.rank,
                taken.error().message().c_str());
 }
 
@@ -40,9 +40,21 @@ Result<void> Links::accept(std::unique_ptr<net::Socket>& socket, const Hello& he
     return refuse("it is not one of the other ranks");
   if (hello.agreement != mesh_.agreement) return refuse("it belongs to another group");
   if (hello.sealed != mesh_.sealed) return refuse(sealed_differs(hello.sealed));
-  if (hello.purpose != Purpose::lane) return refuse("the group is complete");
+  const bool branch = hello.purpose == Purpose::branch && callbacks_.branched;
+  if (hello.purpose != Purpose::lane && !branch) return refuse("the group is complete");
   if (hello.to != mesh_.rank.index) return refuse("it means another rank");
-  WEFT_TRY(accept_lane(hello));
+  if (branch) {
+    WEFT_TRY(is_latest(hello, kBranch));
+    callbacks_.branched({hello.rank}, std::move(socket));
+    return {};
+  }
+  if (hello.lane >= mesh_.lanes) {
+    Error none = error(Code::invalid_argument, "rank %u opened lane %u; the plan has %u lanes",
+                       hello.rank, unsigned{hello.lane}, unsigned{mesh_.lanes});
+    if (callbacks_.misbehaved) callbacks_.misbehaved({hello.rank}, none);
+    return none;
+  }
+  WEFT_TRY(is_latest(hello, hello.lane));
   std::shared_ptr<lane::shm::Segment> shared;
   if (!hello.shared.empty() && mesh_.members[hello.rank].shares_memory) {
     auto attached = lane::shm::attach(mesh_.network->system(), hello.shared);
@@ -58,22 +70,18 @@ Result<void> Links::accept(std::unique_ptr<net::Socket>& socket, const Hello& he
 
 // A lane is opened again when it broke, which this side may not know yet: the later attempt is the
 // one that its sender uses. An earlier one that comes late was given up on the way.
-Result<void> Links::accept_lane(const Hello& hello) {
-  auto expel = [&](Error error) {
-    if (callbacks_.misbehaved) callbacks_.misbehaved({hello.rank}, error);
-    return error;
-  };
-  if (hello.lane >= mesh_.lanes)
-    return expel(error(Code::invalid_argument, "rank %u opened lane %u; the plan has %u lanes",
-                       hello.rank, unsigned{hello.lane}, unsigned{mesh_.lanes}));
-  auto [place, first] = accepted_.try_emplace({hello.rank, hello.lane}, hello.attempt);
+Result<void> Links::is_latest(const Hello& hello, uint16_t lane) {
+  const std::string what = lane == kBranch ? "its branch" : text("lane %u", unsigned{lane});
+  auto [place, first] = accepted_.try_emplace({hello.rank, lane}, hello.attempt);
   if (first) return {};
-  if (hello.attempt == place->second)
-    return expel(error(Code::invalid_argument, "rank %u opened lane %u twice in one attempt",
-                       hello.rank, unsigned{hello.lane}));
+  if (hello.attempt == place->second) {
+    Error twice = error(Code::invalid_argument, "rank %u opened %s twice in one attempt",
+                        hello.rank, what.c_str());
+    if (callbacks_.misbehaved) callbacks_.misbehaved({hello.rank}, twice);
+    return twice;
+  }
   if (hello.attempt < place->second)
-    return error(Code::invalid_argument, "it was given up: a later connection is lane %u",
-                 unsigned{hello.lane});
+    return error(Code::invalid_argument, "it was given up: a later connection is %s", what.c_str());
   place->second = hello.attempt;
   return {};
 }
@@ -86,17 +94,32 @@ Links::~Links() {
       });
 }
 
-void Links::open(Rank peer, uint16_t lane) {
+Hello Links::hello_to(Rank peer, Purpose purpose) const {
   const Member& member = mesh_.members[peer.index];
   Hello hello;
-  hello.purpose = Purpose::lane;
+  hello.purpose = purpose;
   hello.rank = mesh_.rank.index;
   hello.ranks = mesh_.ranks;
-  hello.lane = lane;
   hello.agreement = mesh_.agreement;
   hello.to = peer.index;
   hello.place = place_of(member.address, member.port);
   hello.sealed = mesh_.sealed;
+  return hello;
+}
+
+void Links::open_branch(Rank peer) {
+  const Member& member = mesh_.members[peer.index];
+  openings_.push_back(std::unique_ptr<Opening>(
+      new Opening{peer, std::nullopt, nullptr,
+                  Dial(*mesh_.network, *mesh_.reactor, member.address, member.port, mesh_.secret,
+                       hello_to(peer, Purpose::branch), mesh_.attempts)}));
+  begin_some(mesh_.network->clock().now());
+}
+
+void Links::open(Rank peer, uint16_t lane) {
+  const Member& member = mesh_.members[peer.index];
+  Hello hello = hello_to(peer, Purpose::lane);
+  hello.lane = lane;
   std::shared_ptr<lane::shm::Segment> shared;
   if (member.shares_memory) {
     auto made = lane::shm::make(mesh_.network->system());
@@ -149,8 +172,11 @@ void Links::tick(Nanos now) {
     }
     std::unique_ptr<Opening> opening = std::move(openings_[i]);
     openings_.erase(openings_.begin() + static_cast<ptrdiff_t>(i));
-    callbacks_.opened(opening->peer, opening->lane, opening->dial.take(),
-                      std::move(opening->shared));
+    if (opening->lane)
+      callbacks_.opened(opening->peer, *opening->lane, opening->dial.take(),
+                        std::move(opening->shared));
+    else
+      callbacks_.branched(opening->peer, opening->dial.take());
   }
 }
 

@@ -105,6 +105,30 @@ TEST(Links, fall_back_to_the_connection_when_the_memory_is_gone) {
   }
 }
 
+TEST(Links, open_branches_that_carry_frames_both_ways) {
+  auto meshes = join_all(3, free_port());
+  ASSERT_NO_FATAL_FAILURE(expect_joined(meshes));
+  LinkedGroup group(meshes);
+  group.sides[2].links->open_branch({1});
+  ASSERT_TRUE(group.turn_until(
+      [&] { return group.sides[1].branches.contains(2) && group.sides[2].branches.contains(1); }));
+  ControlChannel lower(*meshes[1]->reactor, std::move(group.sides[1].branches[2]), Rank{2});
+  ControlChannel upper(*meshes[2]->reactor, std::move(group.sides[2].branches[1]), Rank{1});
+  lower.send(Control::start, Packer().number(uint64_t{7}));
+  upper.send(Control::ready, Packer().number(uint32_t{5}));
+  std::optional<Frame> down, up;
+  ASSERT_TRUE(group.turn_until([&] {
+    if (!down) down = upper.receive();
+    if (!up) up = lower.receive();
+    return down && up;
+  }));
+  EXPECT_EQ(down->type, Control::start);
+  EXPECT_EQ(Unpacker(down->payload).number<uint64_t>(), 7u);
+  EXPECT_EQ(up->type, Control::ready);
+  EXPECT_EQ(Unpacker(up->payload).number<uint32_t>(), 5u);
+  EXPECT_TRUE(group.sides[0].branches.empty());
+}
+
 TEST(Links, refuse_lanes_of_another_group_and_of_ranks_that_are_not) {
   LogLines log;
   auto meshes = join_all(2, free_port());
@@ -128,13 +152,17 @@ TEST(Links, refuse_lanes_of_another_group_and_of_ranks_that_are_not) {
     hello.rank = 1;
     hello.purpose = Purpose::control;
     refused();
+    hello.purpose = Purpose::branch;
+    hello.agreement = "the group before";
+    refused();
     done = true;
   });
   EXPECT_TRUE(group.turn_until([&] { return done.load(); }));
   strangers.join();
   EXPECT_TRUE(group.sides[0].accepted.empty());
-  EXPECT_EQ(meshes[0]->acceptor->refused(), 5u);
-  EXPECT_EQ(log.count("it belongs to another group"), 1u) << log.all();
+  EXPECT_TRUE(group.sides[0].branches.empty());
+  EXPECT_EQ(meshes[0]->acceptor->refused(), 6u);
+  EXPECT_EQ(log.count("it belongs to another group"), 2u) << log.all();
   EXPECT_EQ(log.count("it is not one of the other ranks"), 3u) << log.all();
   EXPECT_EQ(log.count("the group is complete"), 1u) << log.all();
 }

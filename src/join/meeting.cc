@@ -85,7 +85,7 @@ void find_sharers(Mesh& mesh, const std::vector<std::string>& machines, const st
 Result<void> keep_early(EarlyLanes& early, std::unique_ptr<net::Socket>& socket,
                         const Hello& peer) {
   if (early.size() >= kEarlyLanes)
-    return error(Code::invalid_argument, "%zu lanes wait already", early.size());
+    return error(Code::invalid_argument, "%zu connections wait already", early.size());
   early.emplace_back(peer, std::move(socket));
   return {};
 }
@@ -99,7 +99,7 @@ void open_to_members(Mesh& mesh) {
           std::unique_ptr<net::Socket>& socket, const Hello& peer) -> Result<void> {
         if (peer.rank >= ranks || peer.rank == rank)
           return error(Code::invalid_argument, "it is not one of the other ranks");
-        if (peer.purpose == Purpose::lane) return keep_early(*early, socket, peer);
+        if (is_for_links(peer)) return keep_early(*early, socket, peer);
         return error(Code::invalid_argument, "the group is complete");
       });
 }

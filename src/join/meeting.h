@@ -29,6 +29,10 @@ std::vector<Member> unpack_members(Unpacker& table, uint32_t ranks,
 void find_sharers(Mesh& mesh, const std::vector<std::string>& machines, const std::string& host);
 
 // Lanes of ranks that were faster, until Links takes over.
+// What comes to a group that works, from ranks that were told to go a moment earlier than this one.
+inline bool is_for_links(const Hello& hello) {
+  return hello.purpose == Purpose::lane || hello.purpose == Purpose::branch;
+}
 using EarlyLanes = std::vector<std::pair<Hello, std::unique_ptr<net::Socket>>>;
 Result<void> keep_early(EarlyLanes& early, std::unique_ptr<net::Socket>& socket, const Hello& peer);
 // The group has formed: from now on the acceptor lets only lanes of its members in.

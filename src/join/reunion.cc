@@ -104,7 +104,7 @@ class Reunion {
     if (peer.sealed != options_.sealed) return refuse(sealed_differs(peer.sealed));
     if (peer.rank >= options_.ranks) return refuse("there is no such rank");
     // Ranks that were told to go a moment earlier.
-    if (peer.purpose == Purpose::lane) return keep_early(*early_, socket, peer);
+    if (is_for_links(peer)) return keep_early(*early_, socket, peer);
     if (peer.purpose != Purpose::control || peer.rank <= options_.rank.index)
       return refuse("only higher ranks come here");
     // One that comes again has given up what it said before.

@@ -1,18 +1,40 @@
 #include "simulation.h"
 
 #include <algorithm>
-#include <numeric>
 
 namespace weft::replay {
 
+// What a rank reads and writes for those below it, beyond what the measured delays hold. In a
+// folded job the rank that stands for all does what rank 0 does, and so does every rank that a
+// report passes on its way.
 void Simulator::count_frames() {
+  const schedule::Tree tree = job_.tree();
+  const uint32_t held = network_.below_in_delays;
+  told_at_.assign(hosts_.size(), 0);
+  if (!job_.folded()) {
+    for (uint32_t r = 0; r < job_.ranks; ++r) {
+      const uint32_t below = tree.below(r);
+      frames_below_.push_back(below > held ? below - held : 0);
+      frames_of_.push_back(r > 0 && r - tree.first_below(tree.above(r)) >= held ? 1 : 0);
+      if (r > 0) reports_.emplace_back(layout_, tree, Rank{r});
+    }
+    return;
+  }
+  const uint32_t reporting = 1 + tree.below(0);  // rank 0 and those right below it
+  const uint32_t from = held < reporting ? held + 1 : reporting;
   uint32_t first = 0;
-  for (size_t i = 0; i < job_.compute.size(); ++i) {
-    uint32_t end = first + (job_.folded() ? job_.alike[i] : 1);
-    frames_of_.push_back(end - std::clamp(network_.ranks_in_delays, first, end));
+  for (uint32_t alike : job_.alike) {
+    const uint32_t end = first + alike;
+    frames_of_.push_back(std::clamp(end, from, reporting) - std::clamp(first, from, reporting));
     first = end;
   }
-  frames_ = std::accumulate(frames_of_.begin(), frames_of_.end(), uint64_t{0});
+  frames_below_.push_back(reporting - from);
+  const double passed = tree.depth() > 1 ? tree.depth() - 1 : 0;
+  const auto frames = static_cast<double>(frames_below_[0]);
+  report_passes_ns_ = static_cast<int64_t>(
+      passed * (static_cast<double>(network_.report_ns) + frames * network_.receive_ns_per_chunk));
+  begin_passes_ns_ = static_cast<int64_t>(
+      passed * (static_cast<double>(network_.begin_ns) + frames * network_.send_ns_per_chunk));
 }
 
 void Simulator::handed(uint32_t r, uint32_t layer, uint32_t iteration) {
@@ -27,26 +49,45 @@ void Simulator::handed(uint32_t r, uint32_t layer, uint32_t iteration) {
     auto bucket = readiness_[r].ready(t, iteration);
     WEFT_CHECK(bucket.ok());
     if (!*bucket) continue;
-    // Rank 0 tells itself; the others' report crosses the network.
-    bool itself = r == 0 && (!job_.folded() || job_.alike[0] == 1);
-    int64_t delay = itself ? network_.report_ns / 2 : network_.report_ns;
-    push(now_ + delay, frames_of_[r] > 0 ? What::report : What::reported, r, **bucket, iteration);
+    // A rank tells itself; a report crosses the network.
+    if (job_.folded() || r == 0) {
+      bool itself = r == 0 && (!job_.folded() || job_.alike[0] == 1);
+      int64_t delay = itself ? network_.report_ns / 2 : network_.report_ns + report_passes_ns_;
+      push(now_ + delay, frames_of_[r] > 0 ? What::report : What::reported, r, **bucket, iteration);
+      continue;
+    }
+    auto all_have_it = reports_[r - 1].ready({r}, **bucket, iteration);
+    WEFT_CHECK(all_have_it.ok());
+    if (*all_have_it) report(r, **bucket, iteration);
   }
 }
 
+void Simulator::report(uint32_t r, uint32_t bucket, uint32_t iteration) {
+  push(now_ + network_.report_ns, frames_of_[r] > 0 ? What::report : What::reported, r, bucket,
+       iteration);
+}
+
 void Simulator::read_report(uint32_t r, uint32_t bucket, uint32_t iteration) {
-  int64_t read = work(hosts_[0].thread_free, now_, network_.receive_ns_per_chunk * frames_of_[r]);
+  const uint32_t reader = job_.folded() || r == 0 ? 0 : tree_.above(r);
+  int64_t read =
+      work(hosts_[reader].thread_free, now_, network_.receive_ns_per_chunk * frames_of_[r]);
   push(read, What::reported, r, bucket, iteration);
 }
 
 void Simulator::reported(uint32_t r, uint32_t bucket, uint32_t iteration) {
+  const uint32_t reader = r == 0 ? 0 : tree_.above(r);
+  if (reader > 0) {
+    auto all_have_it = reports_[reader - 1].ready({r}, bucket, iteration);
+    WEFT_CHECK(all_have_it.ok());
+    if (*all_have_it) report(reader, bucket, iteration);
+    return;
+  }
   auto noted = admission_.ready({r}, bucket, iteration);
   WEFT_CHECK(noted.ok());
   admit();
 }
 
 void Simulator::admit() {
-  int64_t told = now_;
   for (bool first = true; auto start = admission_.next(); first = false) {
     WEFT_CHECK(start->operation == iteration_of_.size());
     auto operation = static_cast<uint32_t>(start->operation);  // a simulation has few
@@ -54,21 +95,30 @@ void Simulator::admit() {
     result_.order.push_back(start->piece);
     if (recording_ != nullptr)
       recording_->admitted(operation, layout_.pieces[start->piece], iteration_of_.back(), now_);
-    if (first && frames_ > 0)
-      told = work(hosts_[0].thread_free, now_,
-                  network_.send_ns_per_chunk * static_cast<double>(frames_));
-    // An operation ends when the rank that began last lets it: that one stands for all.
-    if (job_.folded()) {
-      push(told + network_.begin_ns, What::begin, 0, operation);
-      continue;
-    }
-    for (uint32_t r = 1; r < job_.ranks; ++r)
-      push(told + network_.begin_ns, What::begin, r, operation);
-    if (told > now_)
-      push(told, What::begin, 0, operation);
-    else
-      begin(0, operation);
+    told(0, operation, first);
   }
+}
+
+void Simulator::told(uint32_t r, uint32_t operation, bool first) {
+  int64_t& told_at = told_at_[r];
+  if (first) told_at = now_;
+  if (first && frames_below_[r] > 0)
+    told_at = work(hosts_[r].thread_free, now_,
+                   network_.send_ns_per_chunk * static_cast<double>(frames_below_[r]));
+  told_at = std::max(told_at, now_);
+  // An operation ends when the rank that began last lets it: that one stands for all.
+  if (job_.folded()) {
+    push(told_at + network_.begin_ns + begin_passes_ns_, What::begin, 0, operation);
+    return;
+  }
+  const uint32_t below = tree_.first_below(r);
+  for (uint32_t other = below; other < below + tree_.below(r); ++other)
+    push(told_at + network_.begin_ns, tree_.below(other) > 0 ? What::told : What::begin, other,
+         operation, first ? 1 : 0);
+  if (told_at > now_)
+    push(told_at, What::begin, r, operation);
+  else
+    begin(r, operation);
 }
 
 void Simulator::begin(uint32_t r, uint32_t operation) {

@@ -26,6 +26,7 @@ struct Case {
   std::vector<double> slowness;  // of the first ranks; 1 for all others
   Network network;
   uint32_t iterations = 3;
+  uint32_t fan_out = 0;  // all report to rank 0
 };
 
 // Rank 0 is as the others: it neither hears of a bucket nor begins earlier than they.
@@ -86,6 +87,7 @@ Answer answer_of(const Case& one, bool folded) {
   }
   Job job;
   job.ranks = one.ranks;
+  job.fan_out = one.fan_out;
   job.host_of.resize(one.ranks);
   std::iota(job.host_of.begin(), job.host_of.end(), 0u);
   job.iterations = one.iterations;
@@ -228,15 +230,56 @@ TEST(Fold, rank_0_reads_and_answers_a_frame_of_every_rank) {
   Case one = case_of(Algorithm::doubling, 1024, 1, 65536);
   one.tensor_elements = {10'000};
   double before = answer_of(one, true).iteration_ns();
-  one.network.ranks_in_delays = 4;
+  one.network.below_in_delays = 3;
   double frames = 1020 * (one.network.receive_ns_per_chunk + one.network.send_ns_per_chunk);
   EXPECT_NEAR(answer_of(one, true).iteration_ns() - before, frames, 1);
+}
+
+// Two levels, each with the frames of 32 ranks, 3 of which are in the delays, and with its delays.
+TEST(Fold, along_a_tree_every_level_reads_and_answers_its_own) {
+  Case one = case_of(Algorithm::doubling, 1024, 1, 65536);
+  one.tensor_elements = {10'000};
+  one.network.report_ns = 11'000;
+  one.network.begin_ns = 7'000;
+  double before = answer_of(one, true).iteration_ns();
+  one.network.below_in_delays = 3;
+  one.fan_out = 32;
+  double frames = 2 * 29 * (one.network.receive_ns_per_chunk + one.network.send_ns_per_chunk);
+  EXPECT_NEAR(answer_of(one, true).iteration_ns() - before, frames + 11'000 + 7'000, 1);
+}
+
+// The same rank by rank, in a chain.
+TEST(Fold, in_full_a_report_passes_every_level) {
+  Case one = case_of(Algorithm::doubling, 4, 1, 65536);
+  one.tensor_elements = {10'000};
+  one.network.report_ns = 11'000;
+  one.network.begin_ns = 7'000;
+  double flat = answer_of(one, false).iteration_ns();
+  one.fan_out = 1;  // 0 <- 1 <- 2 <- 3
+  double chain = answer_of(one, false).iteration_ns();
+  const double chunk = one.network.send_ns_per_chunk + one.network.receive_ns_per_chunk;
+  // Two reports more. The last rank is told two levels later, and what it waits for comes from
+  // ranks that were told before it: as much of that as is hidden there is not lost.
+  EXPECT_GE(chain - flat, 2 * 11'000 - chunk);
+  EXPECT_LE(chain - flat, 2 * (11'000 + 7'000) + chunk);
+  one.network.below_in_delays = 0;
+  EXPECT_NEAR(answer_of(one, false).iteration_ns() - chain, 3 * chunk, chunk);
+}
+
+TEST(Fold, is_near_along_trees) {
+  for (uint32_t fan_out : {1u, 2u, 4u})
+    for (Case one : cases_of(Algorithm::ring, 16)) {
+      one.fan_out = fan_out;
+      one.network.below_in_delays = 1;
+      one.network.report_ns = one.network.begin_ns = 20'000;
+      EXPECT_NEAR(percent_off(one), 0, 10) << fan_out;
+    }
 }
 
 // In full, frames hold up rank 0 alone, and the others wait for it.
 TEST(Fold, frames_hold_up_all_as_they_hold_up_rank_0) {
   for (Case one : cases_of(Algorithm::ring, 16)) {
-    one.network.ranks_in_delays = 2;
+    one.network.below_in_delays = 1;
     EXPECT_NEAR(percent_off(one), 0, 8);
   }
 }
@@ -288,7 +331,8 @@ TEST(Fold, is_nearer_for_a_whole_job) {
       auto full = replayer.predict(question);
       ASSERT_TRUE(full.ok()) << full.error().message();
       EXPECT_EQ(folded->of_rank_ns.size(), hosts);
-      EXPECT_NEAR(folded->iteration_ns / full->iteration_ns, 1, 0.06) << algorithm << " " << hosts;
+      // Along a tree, as 20 and 32 ranks agree, those in full begin at three different times.
+      EXPECT_NEAR(folded->iteration_ns / full->iteration_ns, 1, 0.10) << algorithm << " " << hosts;
       const bool folds_there = algorithm != std::string_view("halving_doubling") || hosts == 32;
       EXPECT_EQ(folded->folded, folds_there);
       EXPECT_EQ(8 * folded->events < full->events, folds_there);

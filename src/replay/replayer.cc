@@ -113,6 +113,7 @@ struct Replayer::Impl {
                                               Prediction& notes) const;
   Result<Network> network(const Question& question, const plan::Plan& plan, uint32_t flows, End end,
                           Prediction& notes) const;
+  schedule::Tree tree_of(uint32_t of_ranks) const { return schedule::tree_of_run(costs, of_ranks); }
   Result<Job> job(const Question& question,
                   std::vector<std::vector<graph::LayerTimes>>& made) const;
   void own_processors(Prediction& notes) const;
@@ -283,8 +284,11 @@ Result<Network> Replayer::Impl::network(const Question& question, const plan::Pl
   if (question.what_if.no_overhead) return out;
   out.latency_ns = nanos(costs.round_trip_idle_ns, 0.5);
   out.hand_over_ns = nanos(costs.hand_over_ns);
-  out.report_ns = nanos(costs.report_ns);
-  out.begin_ns = nanos(costs.begin_ns);
+  // Measured from the farthest rank to rank 0, and back.
+  const schedule::Tree recorded_tree = tree_of(ranks);
+  const double level = 1.0 / std::max(1u, recorded_tree.depth());
+  out.report_ns = nanos(costs.report_ns, level);
+  out.begin_ns = nanos(costs.begin_ns, level);
   out.wake_up_ns = nanos(costs.wake_up_ns);
   out.send_ns_per_chunk = out.receive_ns_per_chunk = value_or_zero(costs.cpu_ns_per_chunk) / 2;
   out.send_ns_per_byte = out.receive_ns_per_byte = value_or_zero(costs.cpu_ns_per_byte) / 2;
@@ -292,7 +296,7 @@ Result<Network> Replayer::Impl::network(const Question& question, const plan::Pl
   out.cores = sending.cores;
   out.shared_processor = sending.shared_processor && question.cluster.of == Of::lab;
   if (sending.shared_processor && !out.shared_processor) own_processors(notes);
-  out.ranks_in_delays = ranks;
+  out.below_in_delays = recorded_tree.below(0);
   set_workers(plan, costs, out, notes);
   if (!costs.round_trip_idle_ns) notes.unknown.push_back("the latency of a message: taken as 0");
   if (!costs.cpu_ns_per_chunk)
@@ -318,6 +322,7 @@ Result<Job> Replayer::Impl::job(const Question& question,
   Job out;
   out.host_of = hosts_for(question.cluster);
   out.ranks = static_cast<uint32_t>(out.host_of.size());
+  out.fan_out = tree_of(out.ranks).fan_out;
   out.iterations =
       question.iterations > 0
           ? question.iterations

@@ -27,8 +27,9 @@ inline constexpr uint32_t kNone = std::numeric_limits<uint32_t>::max();
 enum class What : uint8_t {
   device,     // rank: its device is free, or what it waited for is there
   handed,     // rank, a: layer, b: iteration: its gradients are handed over
-  report,     // rank, a: bucket, b: iteration: rank 0 has to read it
-  reported,   // the same: rank 0 knows
+  report,     // rank, a: bucket, b: iteration: the rank above has to read it
+  reported,   // the same: the rank above knows
+  told,       // rank, a: operation, b: 1 if it is the first of a frame: it tells those below first
   begin,      // rank, a: operation
   ended,      // a: operation, on rank 0
   turn,       // rank: the last turn was cut short
@@ -196,11 +197,15 @@ class Simulator {
 
   void count_frames();
   void handed(uint32_t r, uint32_t layer, uint32_t iteration);
-  // Frames come to rank 0's thread, one after the other, between its chunks.
+  // A rank and all below it have the bucket: it says so.
+  void report(uint32_t r, uint32_t bucket, uint32_t iteration);
+  // Frames come to a rank's thread, one after the other, between its chunks.
   void read_report(uint32_t r, uint32_t bucket, uint32_t iteration);
   void reported(uint32_t r, uint32_t bucket, uint32_t iteration);
   // One frame a rank tells of all that may start now.
   void admit();
+  // Rank `r` learns of an operation now, tells those below it, and begins.
+  void told(uint32_t r, uint32_t operation, bool first);
   void begin(uint32_t r, uint32_t operation);
   void ended(uint32_t operation);
 
@@ -261,7 +266,9 @@ class Simulator {
   const Network& network_;
   Recording* recording_;
   const Witness& witness_;
+  schedule::Tree tree_;  // of the ranks that are simulated, or that report: those of job_.compute
   schedule::Admission admission_;
+  std::vector<schedule::Reports> reports_;      // by rank; none of rank 0, nor of a folded job
   std::vector<schedule::Readiness> readiness_;  // by device
   double unsent_limit_;
   std::vector<Work> program_;
@@ -273,11 +280,15 @@ class Simulator {
   std::vector<uint32_t> allowed_;   // sends, by a receive
   std::vector<uint32_t> due_;       // receives, by another
   std::vector<Host> hosts_;
-  std::deque<Lane> lanes_;              // of all hosts; those that broke stay
-  std::vector<Device> devices_;         // as Job::compute
-  std::vector<int64_t> cores_;          // when each is free; empty: every rank has enough
-  std::vector<uint32_t> frames_of_;     // by device: those that rank 0 reads for a bucket
-  uint64_t frames_ = 0;                 // of all
+  std::deque<Lane> lanes_;       // of all hosts; those that broke stay
+  std::vector<Device> devices_;  // as Job::compute
+  std::vector<int64_t> cores_;   // when each is free; empty: every rank has enough
+  // Beside those that the delays hold already. By device: frames that are read for its bucket.
+  std::vector<uint32_t> frames_of_;
+  std::vector<uint64_t> frames_below_;  // by rank: frames that tell those below it
+  std::vector<int64_t> told_at_;        // by rank: these have left
+  int64_t report_passes_ns_ = 0;        // folded: from the farthest rank to the ones below rank 0
+  int64_t begin_passes_ns_ = 0;         // folded: from there to the farthest rank
   std::vector<uint32_t> iteration_of_;  // by operation
   std::vector<uint64_t> summed_;        // free communication: gradients seen, by tensor
   std::priority_queue<Event, std::vector<Event>, std::greater<>> events_;

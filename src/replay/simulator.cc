@@ -16,7 +16,9 @@ Simulator::Simulator(const Job& job, const schedule::Layout& layout,
       network_(network),
       recording_(recording),
       witness_(witness),
-      admission_(layout, static_cast<uint32_t>(job.compute.size())),
+      tree_(job.folded() ? schedule::Tree::flat(static_cast<uint32_t>(job.compute.size()))
+                         : job.tree()),
+      admission_(layout, tree_),
       unsent_limit_(cost::unsent_limit(layout.chunk_elements * schedule::kElementBytes)) {
   make_program();
   find_pieces();
@@ -70,6 +72,7 @@ void Simulator::handle(const Event& event) {
     case What::handed: return handed(r, event.a, event.b);
     case What::report: return read_report(r, event.a, event.b);
     case What::reported: return reported(r, event.a, event.b);
+    case What::told: return told(r, event.a, event.b != 0);
     case What::begin: return begin(r, event.a);
     case What::ended: return ended(event.a);
     case What::turn: hosts_[r].turn_at = kNever; return turn(r);

@@ -35,8 +35,8 @@ struct Network {
   bool shaped = false;       // see cost::Costs::Sending
   int64_t latency_ns = 0;    // of a packet, one way
   int64_t hand_over_ns = 0;  // end of backward -> gradient handed over
-  int64_t report_ns = 0;     // another rank's bucket complete -> rank 0 knows
-  int64_t begin_ns = 0;      // admitted -> begun on another rank
+  int64_t report_ns = 0;     // a bucket complete -> the rank above knows
+  int64_t begin_ns = 0;      // admitted, or told -> begun on a rank below
   int64_t wake_up_ns = 0;    // sum there -> the waiting thread goes on
   double send_ns_per_chunk = 0, send_ns_per_byte = 0;
   double receive_ns_per_chunk = 0, receive_ns_per_byte = 0;
@@ -47,9 +47,9 @@ struct Network {
   double copy_ns_per_byte = 0;
   uint32_t cores = 1;
   bool shared_processor = false;  // one machine's cores for all ranks; otherwise each has its own
-  // report_ns and begin_ns hold what rank 0's frames cost with so many ranks. Those of further
-  // ranks are its thread's work, a frame a chunk.
-  uint32_t ranks_in_delays = std::numeric_limits<uint32_t>::max();
+  // report_ns and begin_ns hold what frames cost a rank that has so many below it. Those of further
+  // ones are its thread's work, a frame a chunk.
+  uint32_t below_in_delays = std::numeric_limits<uint32_t>::max();
   bool free = false;  // sums are there as soon as all gradients are
   std::vector<OddLane> odd_lanes;
 };
@@ -57,6 +57,7 @@ struct Network {
 // What the devices do. One program for all ranks; durations differ.
 struct Job {
   uint32_t ranks = 1;
+  uint32_t fan_out = 0;           // of agreement (schedule::Tree); 0: all report to rank 0
   std::vector<uint32_t> host_of;  // by rank
   uint32_t iterations = 4;
   const trace::Model* model = nullptr;
@@ -67,6 +68,9 @@ struct Job {
   std::vector<uint32_t> alike;
 
   bool folded() const { return !alike.empty(); }
+  schedule::Tree tree() const {
+    return fan_out > 0 ? schedule::Tree{ranks, fan_out} : schedule::Tree::flat(ranks);
+  }
 };
 
 // Whether all ranks do the same up to a renaming: a rotation (rank r sends to r + d what it gets

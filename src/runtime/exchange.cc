@@ -145,7 +145,9 @@ Result<std::unique_ptr<Exchange>> Group::make_exchange(std::vector<Tensor> tenso
   made->track =
       group.recorder.track({trace::TrackType::thread, "framework", trace::kNone16, trace::kNone16});
   if (group.is_root())
-    made->admission = std::make_unique<schedule::Admission>(made->layout, group.mesh.ranks);
+    made->admission = std::make_unique<schedule::Admission>(made->layout, group.tree);
+  else
+    made->reports = std::make_unique<schedule::Reports>(made->layout, group.tree, group.mesh.rank);
   // The progress thread must know the exchange before any frame about it is handled, and any
   // rank may be first: a barrier behind the hand-over makes sure of it.
   group.post([&group, made] { group.exchange = made; });

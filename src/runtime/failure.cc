@@ -149,9 +149,11 @@ void Group::Impl::forgive_suspension(Nanos at) {
   WEFT_LOG(runtime, info, "did not run for %s", format_duration(gap).c_str());
   suspended += gap;
   for (Nanos& heard : last_heard) heard += gap;
+  for (auto& [rank, branch] : branches) branch.heard += gap;
   engine->forgive(gap);
   if (suspicion) suspicion->since += gap;
   if (lacking_since) *lacking_since += gap;
+  ask_owed_at += gap;
   if (leaving_since) *leaving_since += gap;
   if (first_bye) *first_bye += gap;
   if (accusation) accusation->since += gap;
@@ -264,6 +266,8 @@ void Group::Impl::check_deadlines(Nanos at) {
       return;
     }
   }
+  check_branches(at);
+  if (failed) return;
   if (is_root()) blame(at);
   if (failed) return;
   collective::Progress progress = engine->progress(at);
@@ -294,25 +298,7 @@ void Group::Impl::check_deadlines(Nanos at) {
   }
   check_waiters(at);
   if (failed) return;
-  if (!is_root() || !exchange) return;
-  auto lacking = exchange->admission->lacking();
-  if (!lacking) {
-    lacking_what.reset();
-    return;
-  }
-  std::pair<uint32_t, uint64_t> what{lacking->bucket, lacking->step};
-  if (lacking_what != what) {
-    lacking_what = what;
-    lacking_since = at;
-  } else if (at - *lacking_since > options.ready_deadline) {
-    Rank peer = lacking->missing.front();
-    fail(error(Code::timeout,
-               "%s has no gradients of bucket %u in step %llu, for which others wait since %s",
-               describe(peer).c_str(), lacking->bucket,
-               static_cast<unsigned long long>(lacking->step),
-               format_duration(at - *lacking_since).c_str()),
-         peer);
-  }
+  check_owed(at);
 }
 
 // A gradient that is waited for, and that this rank itself never made ready, will not come.
@@ -342,6 +328,7 @@ void Group::Impl::check_waiters(Nanos at) {
 void Group::Impl::send_heartbeats(Nanos at) {
   if (at < next_heartbeat) return;
   next_heartbeat = at + kHeartbeat;
+  tend_branches();
   // The question keeps both sides' clocks of silence at bay, its answer bounds the offset between
   // the two hosts' clocks, and rank 0 learns who waits for whom.
   if (is_root() || mesh.control[0]->failure()) return;

@@ -397,8 +397,8 @@ TEST(Stranger, at_any_port_of_a_running_job_is_refused_and_the_job_unharmed) {
               join::call(place, "another secret", join::Purpose::status, Nanos::from_millis(300));
           EXPECT_FALSE(wrong);
           // Those who know the secret, and still have no business here.
-          for (join::Purpose purpose :
-               {join::Purpose::control, join::Purpose::lane, join::Purpose::probe}) {
+          for (join::Purpose purpose : {join::Purpose::control, join::Purpose::lane,
+                                        join::Purpose::probe, join::Purpose::branch}) {
             auto socket =
                 join::call(place, "a secret of the test", purpose, Nanos::from_millis(100));
             EXPECT_FALSE(socket) << "it answers to any name";

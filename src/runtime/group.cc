@@ -56,7 +56,10 @@ Group::Impl::Impl(const Options& given, uint32_t epoch_in, capture::Recorder& re
   engine = std::make_unique<collective::Engine>(
       engine_options, mesh, recorder,
       [this](Rank peer, Error error) { suspect(peer, std::move(error)); },
-      [this](std::unique_ptr<net::Socket> socket) { asked(std::move(socket)); });
+      [this](std::unique_ptr<net::Socket> socket) { asked(std::move(socket)); },
+      [this](Rank peer, std::unique_ptr<net::Socket> socket) {
+        branched(peer, std::move(socket));
+      });
   control_track =
       recorder.track({trace::TrackType::control, "control", trace::kNone16, trace::kNone16});
 }
@@ -112,6 +115,7 @@ Result<std::shared_ptr<Group::Impl>> Group::Impl::join(const Options& options,
   auto impl = std::make_shared<Impl>(options, epoch, recorder, std::move(mesh));
   auto ready = impl->meet_neighbours();
   if (ready) ready = impl->agree_on_costs();
+  if (ready) ready = impl->open_branches();
   if (ready) ready = impl->begin();
   // Survivors that lose another one now are left of this group, and not of the old one.
   if (ready || (survivors != nullptr && impl->has_failed.load())) return impl;
@@ -148,12 +152,14 @@ Result<void> Group::Impl::meet_neighbours() {
   return {};
 }
 
-// Ranks that chose different algorithms would not understand each other.
+// Ranks that chose different algorithms, or different trees, would not understand each other.
 Result<void> Group::Impl::agree_on_costs() {
   if (is_root()) {
     costs = options.costs.value_or(cost::typical());
+    tree = schedule::choose_tree(*costs, mesh.ranks);
+    if (options.fan_out > 0) tree.fan_out = options.fan_out;
     Packer words;
-    words.string(cost::to_json(*costs));
+    words.string(cost::to_json(*costs)).number(tree.fan_out);
     for (auto& channel : mesh.control)
       if (channel) channel->send(Control::costs, words);
   }
@@ -207,6 +213,7 @@ Group::Impl::~Impl() {
     // The thread is not here, and locks may be held by others that are not: nothing is touched.
     if (thread.joinable()) thread.detach();
     static_cast<void>(engine.release());
+    static_cast<void>(new std::map(std::move(branches)));
     static_cast<void>(new join::Mesh(std::move(mesh)));
     return;
   }
@@ -263,6 +270,7 @@ bool Group::Impl::turn_once(Nanos timeout) {
     return moved;
   }
   handle_frames();
+  if (!failed) handle_branches();
   for (const collective::Key& key : engine->poll(at)) finished(key);
   if (at >= next_check) {
     next_check = at + kCheck;
@@ -290,39 +298,20 @@ void Group::Impl::handle_frames() {
   }
 }
 
+void Group::Impl::makes_no_sense(Rank peer, Control type) {
+  fail(error(Code::corrupt, "%s sent a control frame that makes no sense (type %u)",
+             describe(peer).c_str(), static_cast<unsigned>(type)),
+       peer);
+}
+
 void Group::Impl::handle(join::ControlChannel& from, const Frame& frame) {
   Unpacker fields(frame.payload);
   Rank peer = from.peer();
-  auto bad = [&] {
-    fail(error(Code::corrupt, "%s sent a control frame that makes no sense (type %u)",
-               describe(peer).c_str(), static_cast<unsigned>(frame.type)),
-         peer);
-  };
+  auto bad = [&] { makes_no_sense(peer, frame.type); };
   switch (frame.type) {
-    case Control::ready: {
-      auto bucket = fields.number<uint32_t>();
-      auto step = fields.number<uint64_t>();
-      if (!fields.complete() || !is_root() || !exchange) return bad();
-      if (auto noted = exchange->admission->ready(peer, bucket, step); !noted)
-        return fail(std::move(noted).error(), peer);
-      admit();
-      return;
-    }
-    case Control::start: {
-      if (is_root() || !exchange) return bad();
-      while (fields.more()) {
-        schedule::Start begin;
-        begin.operation = fields.number<uint64_t>();
-        begin.piece = fields.number<uint32_t>();
-        begin.step = fields.number<uint64_t>();
-        if (fields.failed() || begin.piece >= exchange->layout.pieces.size() ||
-            exchange->running.contains(begin.operation))
-          return bad();
-        start(begin);
-        if (failed) return;
-      }
-      return;
-    }
+    case Control::ready: return is_root() ? hear_ready(peer, frame) : bad();
+    case Control::start: return hear_starts(peer, frame);
+    case Control::owed: return hear_owed(peer, frame);
     case Control::ping: {
       int64_t t1 = recorder.now().count;
       auto t0 = fields.number<int64_t>();
@@ -372,8 +361,10 @@ void Group::Impl::handle(join::ControlChannel& from, const Frame& frame) {
       return;
     case Control::costs: {
       std::string words = fields.string();
+      auto fan_out = fields.number<uint32_t>();
       auto told = cost::from_json(words);
-      if (!fields.complete() || peer.index != 0 || costs || !told) return bad();
+      if (!fields.complete() || peer.index != 0 || costs || !told || fan_out == 0) return bad();
+      tree = {mesh.ranks, fan_out};
       costs = std::move(*told);
       return;
     }
@@ -395,52 +386,6 @@ void Group::Impl::handle(join::ControlChannel& from, const Frame& frame) {
 }
 
 // ---- the exchange ------------------------------------------------------------------------
-
-void Group::Impl::bucket_ready(uint32_t bucket, uint64_t step) {
-  if (!is_root()) {
-    Packer words;
-    words.number(bucket).number(step);
-    mesh.control[0]->send(Control::ready, words);
-    return;
-  }
-  auto noted = exchange->admission->ready({0}, bucket, step);
-  WEFT_CHECK(noted.ok());
-  admit();
-}
-
-// Rank 0: everything that may start now starts, in one order, everywhere.
-void Group::Impl::admit() {
-  for (;;) {
-    Packer words;
-    std::vector<schedule::Start> starts;
-    // In frames well below the limit of a control frame.
-    while (starts.size() < 4096) {
-      auto next = exchange->admission->next();
-      if (!next) break;
-      words.number(next->operation).number(next->piece).number(next->step);
-      starts.push_back(*next);
-    }
-    if (starts.empty()) return;
-    for (auto& channel : mesh.control)
-      if (channel) channel->send(Control::start, words);
-    for (const schedule::Start& begin : starts) {
-      const schedule::Piece& piece = exchange->layout.pieces[begin.piece];
-      trace::Event event;
-      event.start_ns = recorder.now().count;
-      event.shape = trace::Shape::instant;
-      event.kind = trace::Kind::admitted;
-      event.track = control_track;
-      event.operation = collective::trace_number({collective::kExchangeGroup, 0, begin.operation});
-      event.iteration = static_cast<uint32_t>(begin.step);
-      event.bucket = piece.bucket;
-      event.partition = piece.partition;
-      event.bytes = piece.elements * schedule::kElementBytes;
-      recorder.record(event);
-      start(begin);
-      if (failed) return;
-    }
-  }
-}
 
 void Group::Impl::start(const schedule::Start& begin) {
   const schedule::Piece& piece = exchange->layout.pieces[begin.piece];

@@ -41,6 +41,8 @@ struct Exchange::Impl {
   std::vector<TensorState> states;
   std::vector<std::vector<uint32_t>> of_piece;     // tensors that have a part in each piece
   std::unique_ptr<schedule::Admission> admission;  // rank 0 only; driver
+  std::unique_ptr<schedule::Reports> reports;      // the others only; driver
+  uint64_t told = 0;                               // the others: operations to start; driver
   struct RunningPiece {
     uint32_t piece;
     uint64_t step;
@@ -147,13 +149,38 @@ struct Group::Impl : std::enable_shared_from_this<Group::Impl> {
   void loop();
   void handle_frames();
   void handle(join::ControlChannel& from, const join::Frame& frame);
-  void bucket_ready(uint32_t bucket, uint64_t step);
-  void admit();
+  void makes_no_sense(Rank peer, join::Control type);
   void start(const schedule::Start& start);
   void finished(const collective::Key& key);
   void finished_piece(uint64_t operation);
   // Starts it, or ends the group with the reason why this rank cannot.
   void start(collective::Operation operation);
+
+  // ---- who has which bucket, and what starts next (agreement.cc)
+  struct Branch {
+    std::unique_ptr<join::ControlChannel> channel;
+    bool used = false;  // its opener has said that it is the one
+    Nanos heard;
+  };
+  Result<void> open_branches();
+  bool is_branch(uint32_t peer) const;  // between that rank and this one
+  void branched(Rank peer, std::unique_ptr<net::Socket> socket);
+  void misplaced(Rank peer);
+  void handle_branches();
+  void handle_branch(Rank peer, Branch& branch, const join::Frame& frame);
+  void tend_branches();
+  void check_branches(Nanos now);
+  join::ControlChannel* channel_to(uint32_t peer);  // above this rank or right below it
+  void tell(uint32_t peer, join::Control type, const Packer& words);
+  void bucket_ready(uint32_t bucket, uint64_t step);
+  Result<void> has_ready(Rank rank, uint32_t bucket, uint64_t step);
+  void hear_ready(Rank peer, const join::Frame& frame);
+  void admit();
+  void hand_down(const Packer& words);
+  void hear_starts(Rank peer, const join::Frame& frame);
+  void check_owed(Nanos now);
+  void find_owing(Rank missing, uint32_t bucket, uint64_t step, Nanos waited);
+  void hear_owed(Rank peer, const join::Frame& frame);
 
   // ---- failure and membership (failure.cc)
   void suspect(Rank peer, Error error);
@@ -245,9 +272,12 @@ struct Group::Impl : std::enable_shared_from_this<Group::Impl> {
   Error last_reason;
   Packer last_message;
   Nanos last_turn;
-  Nanos suspended{0};                     // altogether
-  std::shared_ptr<net::Socket> listener;  // kept for the group that is made of what is left
-  std::vector<Nanos> last_heard;          // by rank
+  Nanos suspended{0};                          // altogether
+  std::shared_ptr<net::Socket> listener;       // kept for the group that is made of what is left
+  std::vector<Nanos> last_heard;               // by rank
+  schedule::Tree tree;                         // the same on all ranks, once they have met
+  std::map<uint32_t, Branch> branches;         // by rank
+  uint64_t frames_heard = 0, frames_told = 0;  // of agreement
   // Rank 0: what each rank is waiting for, as its last heartbeat told.
   struct Waiting {
     bool stuck = false;  // an operation is in flight, and did not move for its deadline
@@ -264,6 +294,7 @@ struct Group::Impl : std::enable_shared_from_this<Group::Impl> {
   Nanos next_tcp_info{0};
   Nanos next_check{0};
   std::optional<Nanos> lacking_since;
+  Nanos ask_owed_at{0};
   std::optional<Nanos> leaving_since;
   std::optional<std::pair<uint32_t, uint64_t>> lacking_what;  // bucket, step
   struct Inquiry {

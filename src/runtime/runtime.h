@@ -65,6 +65,9 @@ struct Options {
   // What all-reduces cost here, as `weft bench algorithms` fits it: which one is used for which
   // size follows from it. Rank 0's count for all; cost::typical() if it has none.
   std::optional<cost::Costs> costs;
+  // How many ranks report to one and hear from it what starts (schedule::Tree); 0: by the costs.
+  // Rank 0's counts for all.
+  uint32_t fan_out = 0;
   std::map<uint16_t, double> lane_rate;  // most bytes a second of a lane, for experiments
   Nanos join_deadline = Nanos::from_seconds(30);
   Nanos progress_deadline = Nanos::from_seconds(30);  // an operation in flight does not move

@@ -296,6 +296,7 @@ class Player {
     joining.shared_memory = scene_.shares;
     joining.sealed = scene_.sealed;
     joining.spin = scene_.spin;
+    joining.fan_out = scene_.fan_out;
     joining.progress_thread = false;
     joining.network = &network_;
     return joining;

@@ -58,6 +58,7 @@ struct Scene {
   bool by_file = false;  // where rank 0 listens is said by a file
   bool shares = true;    // memory, with those on the same machine
   bool traced = false;
+  uint32_t fan_out = 0;  // of agreement; 0: as costs say, so that all report to rank 0
   Nanos spin;
   plan::Plan plan;
   std::vector<Act> acts;
@@ -266,6 +267,11 @@ inline void add_files(Rng rng, Scene& scene) {
   scene.world.faults.push_back(fault);
 }
 
+// Some agree along a tree, or a chain.
+inline void add_tree(Rng rng, Scene& scene) {
+  if (rng.below(2) == 0) scene.fan_out = 1 + static_cast<uint32_t>(rng.below(3));
+}
+
 inline Scene scene_of(uint64_t seed) {
   Rng rng(seed);
   Scene scene;
@@ -307,6 +313,7 @@ inline Scene scene_of(uint64_t seed) {
   // By numbers of their own: what else the seed decides stays.
   add_memory(Rng(~seed), scene);
   add_files(Rng(seed ^ 0xf11e5), scene);
+  add_tree(Rng(seed ^ 0x7ee), scene);
   return scene;
 }
 
@@ -323,6 +330,7 @@ inline std::string describe(const Scene& scene) {
   }
   if (scene.by_file) out += scene.shares ? ", by a file" : ", by a file, sharing nothing";
   if (scene.traced) out += ", traced";
+  if (scene.fan_out > 0) out += text(", fan-out %u", scene.fan_out);
   for (const Act& act : scene.acts) {
     out += text("; %s", kActs[static_cast<size_t>(act.kind)]);
     if (act.kind != Act::Kind::call && act.kind != Act::Kind::exchange)

@@ -24,6 +24,15 @@ struct Judgement {
   bool clean_losses = true;
 };
 
+// Whether ranks of the first group have a branch, which like the channel to the root is not opened
+// again.
+inline bool have_branch(const Scene& scene, std::pair<Rank, Rank> ends) {
+  if (scene.fan_out == 0) return false;
+  const schedule::Tree tree{scene.ranks, scene.fan_out};
+  auto [lower, higher] = std::minmax(ends.first.index, ends.second.index);
+  return tree.above(higher) == lower;
+}
+
 // When a world begins; faults count from there.
 constexpr Nanos kWorldBegins = Nanos::from_seconds(1000);
 
@@ -106,10 +115,13 @@ inline Judgement judge(const Scene& scene, const Played& played) {
       case Fault::Kind::corrupt:
         if (!ends) break;
         out.clean_losses = false;
-        // A lane is opened again; the channel to the root is not. Who is the root of a group that
-        // was rebuilt is not known here.
-        if (fault.kind == Fault::Kind::reset && ends->second.index != 0 && !rebuilt) break;
-        out.harmless = out.harmless && fault.kind == Fault::Kind::reset && ends->second.index != 0;
+        // A lane is opened again; the channel to the root and a branch are not. Who is the root of
+        // a group that was rebuilt is not known here.
+        if (fault.kind == Fault::Kind::reset && ends->second.index != 0 && !rebuilt &&
+            !have_branch(scene, *ends))
+          break;
+        out.harmless = out.harmless && fault.kind == Fault::Kind::reset &&
+                       ends->second.index != 0 && !have_branch(scene, *ends);
         touches(ends->first.index);
         touches(ends->second.index);
         break;

@@ -138,6 +138,9 @@ std::string Group::Impl::status_of_this_rank() {
   }
   std::string out = names_of_this_rank();
   out += ",\"operations\":[" + flights + "],";
+  out += text("\"agreement\":{\"fan_out\":%u,\"frames_heard\":%llu,\"frames_told\":%llu},",
+              tree.fan_out, static_cast<unsigned long long>(frames_heard),
+              static_cast<unsigned long long>(frames_told));
   out += text("\"last_progress_seconds_ago\":%.9g,",
               (now() - engine->progress(now()).last_change).seconds());
   out += "\"lanes\":[" + lanes + "]}";

@@ -37,31 +37,15 @@ Result<std::optional<uint32_t>> Readiness::ready(uint32_t tensor, uint64_t step)
   return std::optional<uint32_t>(bucket);
 }
 
-Admission::Admission(const Layout& layout, uint32_t ranks)
-    : layout_(layout),
-      ranks_(ranks),
-      reported_(layout.buckets.size(), std::vector<uint64_t>(ranks, 0)),
-      eligible_steps_(layout.buckets.size(), 0) {}
+Admission::Admission(const Layout& layout, const Tree& tree)
+    : layout_(layout), reports_(layout, tree, {0}) {}
 
 Result<void> Admission::ready(Rank rank, uint32_t bucket, uint64_t step) {
-  if (rank.index >= ranks_ || bucket >= layout_.buckets.size())
-    return error(Code::invalid_argument,
-                 "rank %u reports bucket %u; there are %u ranks, %zu buckets", rank.index, bucket,
-                 ranks_, layout_.buckets.size());
-  std::vector<uint64_t>& reported = reported_[bucket];
-  if (step != reported[rank.index])
-    return error(Code::invalid_argument,
-                 "rank %u reports bucket %u for step %llu, but step %llu is due", rank.index,
-                 bucket, static_cast<unsigned long long>(step),
-                 static_cast<unsigned long long>(reported[rank.index]));
-  ++reported[rank.index];
-  for (uint64_t steps : reported)
-    if (steps <= eligible_steps_[bucket]) return {};
-  // Every rank has it: all pieces of this bucket may start.
-  uint64_t eligible_step = eligible_steps_[bucket]++;
+  WEFT_ASSIGN(bool all_have_it, reports_.ready(rank, bucket, step));
+  if (!all_have_it) return {};
   const Bucket& laid = layout_.buckets[bucket];
   for (uint32_t k = 0; k < laid.pieces; ++k)
-    eligible_.push({laid.priority, eligible_count_++, laid.first_piece + k, eligible_step});
+    eligible_.push({laid.priority, eligible_count_++, laid.first_piece + k, step});
   return {};
 }
 
@@ -87,23 +71,6 @@ std::optional<Start> Admission::next() {
   running_.emplace(start.operation, elements);
   in_flight_ += elements;
   return start;
-}
-
-std::optional<Admission::Lacking> Admission::lacking() const {
-  std::optional<Lacking> oldest;
-  for (uint32_t bucket = 0; bucket < reported_.size(); ++bucket) {
-    uint64_t step = eligible_steps_[bucket];
-    Lacking candidate{bucket, step, {}};
-    bool someone = false;
-    for (uint32_t rank = 0; rank < ranks_; ++rank) {
-      if (reported_[bucket][rank] > step)
-        someone = true;
-      else
-        candidate.missing.push_back({rank});
-    }
-    if (someone && (!oldest || step < oldest->step)) oldest = std::move(candidate);
-  }
-  return oldest;
 }
 
 }  // namespace weft::schedule

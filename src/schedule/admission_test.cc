@@ -40,7 +40,7 @@ TEST(Admission, decides_the_example_of_the_document) {
   plan.credit = mib(4);
   plan.order = plan::Order::layer;
   Layout layout = layout_of(plan, 3, 1u << 20);
-  Admission admission(layout, 2);
+  Admission admission(layout, Tree::flat(2));
   // What starts now, as "0a".
   auto starts = [&] {
     std::string out;
@@ -71,7 +71,7 @@ TEST(Admission, decides_the_example_of_the_document) {
 
 TEST(Admission, waits_for_the_last_rank_and_names_it) {
   Layout layout = layout_of(plan::Plan(), 1, 1000);
-  Admission admission(layout, 3);
+  Admission admission(layout, Tree::flat(3));
   ASSERT_TRUE(admission.ready({0}, 0, 0));
   ASSERT_TRUE(admission.ready({2}, 0, 0));
   EXPECT_FALSE(admission.next());
@@ -98,7 +98,7 @@ TEST(Admission, first_ready_goes_first_unless_the_plan_orders_by_layer) {
     plan.order = by_layer ? plan::Order::layer : plan::Order::ready;
     plan.credit = kib(4);
     Layout layout = layout_of(plan, 3, 1024);  // buckets 0, 1, 2 hold t2, t1, t0
-    Admission admission(layout, 1);
+    Admission admission(layout, Tree::flat(1));
     for (uint32_t bucket : {1u, 0u, 2u}) ASSERT_TRUE(admission.ready({0}, bucket, 0));
     std::vector<uint32_t> order;
     while (auto start = admission.next()) {
@@ -126,7 +126,7 @@ TEST(Admission, never_hangs_and_never_holds_up_an_urgent_tensor_by_more_than_the
     plan.credit = single ? *plan.partition : Bytes{plan.partition->count * (1 + rng.below(8))};
     uint32_t ranks = 1 + static_cast<uint32_t>(rng.below(5));
     Layout layout = layout_of(plan, tensors, elements);
-    Admission admission(layout, ranks);
+    Admission admission(layout, Tree::flat(ranks));
     constexpr uint64_t kSteps = 3;
 
     // Each rank reports its buckets in an order of its own; a bucket's steps in order.

@@ -6,7 +6,10 @@
 // so a prediction is of what the runtime does. docs/schedule.md tells who decides what, and when.
 //
 //   Plan x tensors ──► Layout: buckets, cut into pieces
-//   gradient ready ──► Readiness (each rank) ──bucket complete──► Admission (rank 0)
+//   gradient ready ──► Readiness (each rank) ──bucket complete──► Reports (each rank, of those
+//                                                      │           below it in the tree)
+//                                                      ▼
+//                                              Admission (rank 0)
 //                                                      │ all ranks ready, credit left
 //                                                      ▼
 //                                  one common order of operations, told to all ranks
@@ -106,6 +109,62 @@ class Readiness {
   std::vector<uint32_t> missing_;    // by bucket, in the bucket's current step
 };
 
+// ---- the way to rank 0 ----------------------------------------------------------------------
+
+// Who reports to whom, and who hears from whom what starts: at most `fan_out` ranks from each.
+// Rank r has below it the ranks r * fan_out + 1 to r * fan_out + fan_out, so rank 0 has nobody
+// above, and a tree of so few ranks that all report to rank 0 is what it is without one.
+struct Tree {
+  uint32_t ranks = 1;
+  uint32_t fan_out = 1;  // at least 1
+
+  static Tree flat(uint32_t ranks) { return {ranks, ranks > 2 ? ranks - 1 : 1}; }
+  bool is_flat() const { return fan_out + 1 >= ranks; }
+  // REQUIRES: rank > 0.
+  uint32_t above(uint32_t rank) const { return (rank - 1) / fan_out; }
+  uint32_t first_below(uint32_t rank) const;           // ranks if there is none
+  uint32_t below(uint32_t rank) const;                 // how many
+  uint32_t depth(uint32_t rank) const;                 // how many reports it takes to reach rank 0
+  uint32_t depth() const { return depth(ranks - 1); }  // of the rank that is farthest
+  friend bool operator==(const Tree&, const Tree&) = default;
+};
+
+// The tree of the fewest levels that halves what an agreement takes without one (a tree has more
+// connections that all depend on), by cost::agreement_seconds; with cost::typical() where latency
+// or messages were not measured.
+Tree choose_tree(const cost::Costs& costs, uint32_t ranks);
+// As a run chooses that knows what the one these costs were fitted to knew.
+Tree tree_of_run(const cost::Costs& fitted, uint32_t ranks);
+
+// What a rank knows of its own buckets and of those of the ranks below it. A bucket that it and all
+// of these have is reported once, upwards.
+class Reports {
+ public:
+  Reports(const Layout& layout, const Tree& tree, Rank rank);
+
+  // `rank` (this one, or one right below it, for itself and all below it) has `bucket` in `step`.
+  // True if all have it now. Fails on a report that a correct rank cannot make.
+  Result<bool> ready(Rank rank, uint32_t bucket, uint64_t step);
+  // The bucket that some of them reported and others did not, the oldest one.
+  struct Lacking {
+    uint32_t bucket = 0;
+    uint64_t step = 0;
+    std::vector<Rank> missing;  // this rank, or those right below it
+  };
+  std::optional<Lacking> lacking() const;
+  // Who has not reported it, of this rank and those right below it.
+  std::vector<Rank> missing(uint32_t bucket, uint64_t step) const;
+
+ private:
+  Rank rank_of(size_t place) const;
+
+  uint32_t self_;
+  uint32_t first_below_;
+  uint32_t below_;
+  std::vector<std::vector<uint64_t>> reported_;  // by bucket; this rank, then those below: steps
+  std::vector<uint64_t> complete_;               // by bucket: steps that all have reported
+};
+
 // ---- rank 0: the common order -------------------------------------------------------------
 
 struct Start {
@@ -121,9 +180,10 @@ struct Start {
 // nothing bypasses the most urgent piece, that one waits for no more than the credit.
 class Admission {
  public:
-  Admission(const Layout& layout, uint32_t ranks);
+  Admission(const Layout& layout, const Tree& tree);
 
-  // `rank` completed `bucket` in `step`. Fails on a report that a correct rank cannot make.
+  // Rank 0, or a rank right below it and all below that, have `bucket` in `step`. Fails on a report
+  // that a correct rank cannot make.
   Result<void> ready(Rank rank, uint32_t bucket, uint64_t step);
   // An operation has ended on the deciding rank: its credit returns.
   Result<void> finished(uint64_t operation);
@@ -131,13 +191,7 @@ class Admission {
   std::optional<Start> next();
 
   uint64_t in_flight_elements() const { return in_flight_; }
-  // Buckets that some ranks reported and others did not, oldest first.
-  struct Lacking {
-    uint32_t bucket = 0;
-    uint64_t step = 0;
-    std::vector<Rank> missing;
-  };
-  std::optional<Lacking> lacking() const;
+  std::optional<Reports::Lacking> lacking() const { return reports_.lacking(); }
 
  private:
   struct Eligible {
@@ -151,9 +205,7 @@ class Admission {
   };
 
   const Layout& layout_;
-  uint32_t ranks_;
-  std::vector<std::vector<uint64_t>> reported_;  // by bucket, by rank: steps reported so far
-  std::vector<uint64_t> eligible_steps_;         // by bucket: steps made eligible so far
+  Reports reports_;
   std::priority_queue<Eligible, std::vector<Eligible>, std::greater<>> eligible_;
   std::unordered_map<uint64_t, uint64_t> running_;  // operation -> elements
   uint64_t eligible_count_ = 0;

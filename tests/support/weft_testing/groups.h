@@ -58,6 +58,7 @@ struct LinkedGroup {
   struct Side {
     std::vector<Line> opened, accepted;
     std::unique_ptr<net::Socket> asked;
+    std::map<uint32_t, std::unique_ptr<net::Socket>> branches;  // by peer
     std::vector<std::pair<Rank, Error>> misbehaved;
     std::unique_ptr<Links> links;
   };
@@ -73,6 +74,9 @@ struct LinkedGroup {
         side.accepted.push_back({peer, lane, std::move(socket), std::move(shared)});
       };
       callbacks.asked = [&side](auto socket) { side.asked = std::move(socket); };
+      callbacks.branched = [&side](Rank peer, auto socket) {
+        side.branches[peer.index] = std::move(socket);
+      };
       callbacks.misbehaved = [&side](Rank peer, Error error) {
         side.misbehaved.emplace_back(peer, std::move(error));
       };
