@@ -169,7 +169,9 @@ TEST_F(MarkTest, threads_mark_at_once_and_each_has_a_row) {
         auto open = marks_->open(What::host, {.name = "x"});
         ASSERT_TRUE(open.ok());
         EXPECT_TRUE(marks_->close(*open).ok());
-        if (t == 0) EXPECT_TRUE(marks_->begin_iteration(static_cast<uint64_t>(i)).ok());
+        if (t == 0) {
+          EXPECT_TRUE(marks_->begin_iteration(static_cast<uint64_t>(i)).ok());
+        }
       }
     });
   for (std::thread& thread : threads) thread.join();
