@@ -9,6 +9,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
+constexpr const char* kTensorTypes = "tensor_types";  // the key of a note
+
 bool is_predicted(const trace::Trace& trace) {
   return !trace.processes.empty() && trace.processes.front().environment.predicted;
 }
@@ -28,6 +30,19 @@ bool has_probe(const trace::Trace& trace) {
             process.probe.begin(), process.probe.end(),
             [](const trace::ProbeResult& result) { return result.type == trace::ProbeType::rate; });
       });
+}
+
+void remark_notes(const trace::Trace& trace, std::vector<std::string>& remarks) {
+  for (const trace::Process& process : trace.processes)
+    for (const trace::Note& note : process.notes)
+      if (note.key == kTensorTypes && process.environment.rank == 0)
+        remarks.push_back(
+            text("gradients have several types (%s), which share no bucket in the "
+                 "runtime and do in a replay",
+                 note.value.c_str()));
+      else if (note.key == trace::kMarksRefused)
+        remarks.push_back(text("rank %u: marks of the program that made no sense: %s",
+                               process.environment.rank, note.value.c_str()));
 }
 
 }  // namespace
@@ -59,9 +74,12 @@ Interval Recorded::iteration_ms() const {
 Result<Recorded> understand(trace::Trace trace) {
   Recorded out;
   out.trace = std::move(trace);
+  const std::vector<std::string> inferred = trace::infer_iterations(out.trace);
   WEFT_ASSIGN(out.alignment, put_on_one_clock(out.trace));
   WEFT_ASSIGN(out.graph, graph::build(out.trace));
   if (!is_predicted(out.trace)) out.remarks = out.alignment.remarks;
+  out.remarks.insert(out.remarks.end(), inferred.begin(), inferred.end());
+  remark_notes(out.trace, out.remarks);
   out.remarks.insert(out.remarks.end(), out.graph.remarks.begin(), out.graph.remarks.end());
   if (out.predicted())
     out.remarks.push_back("this run is a prediction: what is said of it was not measured");

@@ -10,7 +10,8 @@ using membership::shown;
 
 namespace {
 
-constexpr uint32_t kLayersMax = 65535;  // a trace counts layers in 16 bits
+constexpr const char* kTensorTypes = "tensor_types";  // the key of a note
+constexpr uint32_t kLayersMax = 65535;                // a trace counts layers in 16 bits
 constexpr Nanos kTimeoutMax = Nanos::from_seconds(30.0 * 24 * 3600);  // a moment plus it is one
 
 std::optional<std::string> variable_of_process(const char* name) {
@@ -154,6 +155,17 @@ Result<trace::Model> describe(const std::vector<Tensor>& tensors, trace::Model s
   return model;
 }
 
+// "float32, bfloat16" where tensors have several types; otherwise empty.
+std::string types_of(const std::vector<Tensor>& tensors) {
+  std::vector<Type> types;
+  for (const Tensor& tensor : tensors)
+    if (std::find(types.begin(), types.end(), tensor.type) == types.end())
+      types.push_back(tensor.type);
+  std::string out;
+  for (Type type : types) out += (out.empty() ? "" : ", ") + std::string(reduce::name_of(type));
+  return types.size() > 1 ? out : "";
+}
+
 }  // namespace
 
 Job::Job(std::shared_ptr<capture::Recorder> recorder, std::shared_ptr<mark::Marks> marks,
@@ -168,8 +180,10 @@ Job::~Job() = default;
 
 Result<std::unique_ptr<Exchange>> Job::exchange(std::vector<Tensor> tensors) {
   WEFT_ASSIGN(const trace::Model model, describe(tensors, marks_->model()));
+  const std::string types = types_of(tensors);
   WEFT_ASSIGN(auto exchange, group_->exchange(std::move(tensors)));
   WEFT_TRY(marks_->model(model));
+  if (!types.empty()) recorder_->note(kTensorTypes, types);
   return exchange;
 }
 

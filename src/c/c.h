@@ -247,9 +247,11 @@ WEFT_API weft_status weft_receive(weft_group* group, void* data, uint64_t count,
 typedef struct weft_tensor {
   size_t struct_size;
   const char* name;
-  float* data;
+  float* data; /* NULL where `memory` says where they are */
   uint64_t count;
   uint32_t layer; /* whose forward needs the sum first */
+  void* memory;   /* elements of any type; NULL: `data` */
+  weft_type type; /* 0: WEFT_FLOAT32; or WEFT_FLOAT64, WEFT_FLOAT16, WEFT_BFLOAT16 */
 } weft_tensor;
 
 /* Registers the tensors, in forward order, the same on all ranks. One exchange a group. */
@@ -258,9 +260,42 @@ WEFT_API weft_status weft_exchange_create(weft_group* group, const weft_tensor* 
 /* The gradient of `tensor` (its place in the list) in `step` (0, 1, 2, ...) is in its memory, which
  * belongs to the exchange until the wait for it returns. Then it holds the sum over all ranks. */
 WEFT_API weft_status weft_exchange_ready(weft_exchange* exchange, uint32_t tensor, uint64_t step);
+/* The same for a tensor on which this rank has nothing to say in this step: it counts as zeros, to
+ * which its memory is set. */
+WEFT_API weft_status weft_exchange_ready_without(weft_exchange* exchange, uint32_t tensor,
+                                                 uint64_t step);
 WEFT_API weft_status weft_exchange_wait(weft_exchange* exchange, uint32_t tensor, uint64_t step);
 WEFT_API weft_status weft_exchange_wait_all(weft_exchange* exchange, uint64_t step);
 WEFT_API void weft_exchange_free(weft_exchange* exchange);
+
+/* ---- marks ------------------------------------------------------------------------------- */
+
+/* What the program says of its own work, for the trace, as weft/mark.h does. With recording off
+ * all succeed and do nothing. A mark that makes no sense is refused, and counted in the trace. */
+typedef enum weft_mark {
+  WEFT_MARK_FORWARD = 1, /* of one layer, as the next */
+  WEFT_MARK_BACKWARD = 2,
+  WEFT_MARK_UPDATE = 3, /* of one layer, or of all */
+  WEFT_MARK_DATA_LOADING = 4,
+  WEFT_MARK_HOST = 5,
+  WEFT_MARK_WIDTH = 0x7fffffff
+} weft_mark;
+#define WEFT_NO_LAYER 0xffffffffu
+
+/* The layers, in forward order, before the first span and before the exchange is made, whose
+ * tensors otherwise say how many there are. `model` may be NULL. */
+WEFT_API weft_status weft_mark_layers(weft_group* group, const char* model,
+                                      const char* const* layers, size_t count);
+/* Ends the iteration under way and begins this one. Numbers rise, and are those of the exchange's
+ * steps. */
+WEFT_API weft_status weft_mark_iteration(weft_group* group, uint64_t number);
+WEFT_API weft_status weft_mark_iteration_end(weft_group* group);
+/* A span begins; `span` is the number by which it is ended, in any thread. `name` may be NULL. */
+WEFT_API weft_status weft_mark_begin(weft_group* group, weft_mark what, uint32_t layer,
+                                     const char* name, uint64_t* span);
+WEFT_API weft_status weft_mark_end(weft_group* group, uint64_t span);
+/* There are so many bytes now of the memory that `name` names. */
+WEFT_API weft_status weft_mark_memory(weft_group* group, const char* name, uint64_t bytes);
 
 /* ---- failure ----------------------------------------------------------------------------- */
 

@@ -6,6 +6,7 @@
 
 #include <array>
 #include <cstring>
+#include <filesystem>
 #include <string>
 #include <thread>
 #include <vector>
@@ -51,6 +52,16 @@ class Alone : public testing::Test {
   weft_group* group_ = nullptr;
 };
 
+weft_tensor tensor_of(const char* name, float* data, uint64_t count, uint32_t layer) {
+  weft_tensor out{};
+  out.struct_size = sizeof out;
+  out.name = name;
+  out.data = data;
+  out.count = count;
+  out.layer = layer;
+  return out;
+}
+
 TEST(Plain, a_program_in_c_compiles_and_runs) { EXPECT_EQ(plain_c_program(), 0); }
 
 TEST(Words, statuses_have_names_and_the_library_a_version) {
@@ -82,6 +93,7 @@ TEST(Null, handles_are_refused_and_nothing_is_freed_twice) {
   weft_work* work = nullptr;
   weft_exchange* exchange = nullptr;
   char* words = nullptr;
+  uint64_t span = 0;
   const std::vector<weft_status> statuses = {
       weft_join(nullptr, nullptr),
       weft_rank(nullptr, &number),
@@ -114,7 +126,14 @@ TEST(Null, handles_are_refused_and_nothing_is_freed_twice) {
       weft_failure(nullptr, nullptr, &words),
       weft_culprit(nullptr, &rank),
       weft_rebuild(nullptr, 0, 0, &group),
-      weft_group_status(nullptr, &words)};
+      weft_group_status(nullptr, &words),
+      weft_exchange_ready_without(nullptr, 0, 0),
+      weft_mark_layers(nullptr, nullptr, nullptr, 0),
+      weft_mark_iteration(nullptr, 0),
+      weft_mark_iteration_end(nullptr),
+      weft_mark_begin(nullptr, WEFT_MARK_FORWARD, 0, nullptr, &span),
+      weft_mark_end(nullptr, 0),
+      weft_mark_memory(nullptr, "x", 1)};
   for (size_t i = 0; i < statuses.size(); ++i) EXPECT_EQ(statuses[i], WEFT_INVALID_ARGUMENT) << i;
   EXPECT_EQ(group, nullptr);
   EXPECT_EQ(work, nullptr);
@@ -256,7 +275,7 @@ TEST_F(Alone, lists_of_tensors_are_checked_one_by_one) {
   float data[2] = {1, 2};
   weft_exchange* exchange = nullptr;
   std::array<weft_tensor, 2> tensors = {
-      {{sizeof(weft_tensor), "a", data, 1, 0}, {sizeof(weft_tensor), "b", data + 1, 1, 1}}};
+      {tensor_of("a", data, 1, 0), tensor_of("b", data + 1, 1, 1)}};
   auto refused = [&](auto change) {
     auto changed = tensors;
     change(changed);
@@ -279,6 +298,95 @@ TEST_F(Alone, lists_of_tensors_are_checked_one_by_one) {
   weft_exchange_free(exchange);
 }
 
+TEST_F(Alone, tensors_have_a_type_and_memory_of_it) {
+  uint16_t half[4] = {0x3c00, 0, 0, 0};  // 1 in fp16
+  float data[2] = {1, 2};
+  weft_exchange* exchange = nullptr;
+  weft_tensor tensor = tensor_of("h", nullptr, 4, 0);
+  tensor.memory = half;
+  tensor.type = WEFT_FLOAT16;
+  auto refused = [&](auto change) {
+    weft_tensor changed = tensor;
+    change(changed);
+    EXPECT_EQ(weft_exchange_create(group_, &changed, 1, &exchange), WEFT_INVALID_ARGUMENT);
+    return std::string(weft_last_error());
+  };
+  EXPECT_THAT(refused([&](weft_tensor& t) { t.data = data; }), HasSubstr("both"));
+  EXPECT_THAT(refused([](weft_tensor& t) { t.type = WEFT_INT32; }), HasSubstr("int32"));
+  EXPECT_THAT(refused([](weft_tensor& t) { t.type = static_cast<weft_type>(77); }),
+              HasSubstr("is 77"));
+  EXPECT_THAT(refused([](weft_tensor& t) { t.memory = nullptr; }), HasSubstr("null"));
+  // A program that was built when tensors were fp32.
+  weft_tensor first = tensor_of("f", data, 2, 0);
+  first.struct_size = kFirstSize<weft_tensor>;
+  first.memory = half;  // beyond its end: not read
+  static_assert(kFirstSize<weft_tensor> == offsetof(weft_tensor, memory));
+  ASSERT_EQ(weft_exchange_create(group_, &first, 1, &exchange), WEFT_OK) << weft_last_error();
+  EXPECT_EQ(weft_exchange_ready_without(exchange, 0, 0), WEFT_OK) << weft_last_error();
+  EXPECT_EQ(weft_exchange_wait(exchange, 0, 0), WEFT_OK);
+  EXPECT_EQ(data[1], 0);
+  EXPECT_EQ(weft_exchange_ready_without(exchange, 0, 5), WEFT_INVALID_ARGUMENT);
+  weft_exchange_free(exchange);
+}
+
+TEST_F(Alone, marks_do_nothing_where_nothing_is_recorded) {
+  uint64_t span = 7;
+  EXPECT_EQ(weft_mark_iteration(group_, 3), WEFT_OK);
+  EXPECT_EQ(weft_mark_begin(group_, WEFT_MARK_FORWARD, 9, nullptr, &span), WEFT_OK);
+  EXPECT_EQ(span, 0u);
+  EXPECT_EQ(weft_mark_end(group_, span), WEFT_OK);
+  EXPECT_EQ(weft_mark_iteration_end(group_), WEFT_OK);
+  EXPECT_EQ(weft_mark_memory(group_, "x", 1), WEFT_OK);
+}
+
+TEST(Marks, are_recorded_and_what_makes_no_sense_is_refused) {
+  std::string folder = testing::TempDir() + "/weft_c_marks_XXXXXX";
+  ASSERT_NE(mkdtemp(folder.data()), nullptr);
+  weft_options options = WEFT_OPTIONS_INIT;
+  options.size = 1;
+  options.trace = folder.c_str();
+  weft_group* group = nullptr;
+  ASSERT_EQ(weft_join(&options, &group), WEFT_OK) << weft_last_error();
+  const char* layers[2] = {"first", "second"};
+  const char* broken[2] = {"first", nullptr};
+  EXPECT_EQ(weft_mark_layers(group, "m", broken, 2), WEFT_INVALID_ARGUMENT);
+  EXPECT_EQ(weft_mark_layers(group, "m", nullptr, 2), WEFT_INVALID_ARGUMENT);
+  ASSERT_EQ(weft_mark_layers(group, "m", layers, 2), WEFT_OK) << weft_last_error();
+  EXPECT_EQ(weft_mark_layers(group, "m", layers, 1), WEFT_INVALID_ARGUMENT);
+  uint64_t span = 0;
+  EXPECT_EQ(weft_mark_iteration(group, 0), WEFT_OK);
+  EXPECT_EQ(weft_mark_begin(group, WEFT_MARK_FORWARD, 1, nullptr, &span), WEFT_OK);
+  EXPECT_EQ(weft_mark_end(group, span), WEFT_OK);
+  EXPECT_EQ(weft_mark_end(group, span), WEFT_INVALID_ARGUMENT);
+  EXPECT_THAT(weft_last_error(), HasSubstr("has ended"));
+  EXPECT_EQ(weft_mark_begin(group, WEFT_MARK_HOST, WEFT_NO_LAYER, "log", &span), WEFT_OK);
+  EXPECT_EQ(weft_mark_end(group, span), WEFT_OK);
+  EXPECT_EQ(weft_mark_begin(group, static_cast<weft_mark>(0), 0, nullptr, &span),
+            WEFT_INVALID_ARGUMENT);
+  EXPECT_EQ(weft_mark_begin(group, WEFT_MARK_FORWARD, 2, nullptr, &span), WEFT_INVALID_ARGUMENT);
+  EXPECT_EQ(weft_mark_begin(group, WEFT_MARK_FORWARD, 0, nullptr, nullptr), WEFT_INVALID_ARGUMENT);
+  EXPECT_EQ(weft_mark_memory(group, "resident", 42), WEFT_OK);
+  EXPECT_EQ(weft_mark_iteration_end(group), WEFT_OK);
+  EXPECT_EQ(weft_mark_iteration_end(group), WEFT_INVALID_ARGUMENT);
+  EXPECT_EQ(weft_leave(group), WEFT_OK);
+  weft_free(group);
+  auto file = weft::trace::read_process(folder + "/rank-0.weft");
+  ASSERT_TRUE(file.ok()) << file.error().message();
+  EXPECT_EQ(file->process.model.name, "m");
+  size_t forwards = 0, iterations = 0, named = 0, memory = 0;
+  for (const weft::trace::Event& event : file->process.events) {
+    forwards += event.kind == weft::trace::Kind::forward && event.layer == 1;
+    iterations += event.kind == weft::trace::Kind::iteration;
+    named += event.kind == weft::trace::Kind::host && file->process.label(event) == "log";
+    memory += event.kind == weft::trace::Kind::memory && event.duration_ns == 42;
+  }
+  EXPECT_EQ(forwards, 1u);
+  EXPECT_EQ(iterations, 1u);
+  EXPECT_EQ(named, 1u);
+  EXPECT_EQ(memory, 1u);
+  std::filesystem::remove_all(folder);
+}
+
 TEST_F(Alone, a_healthy_group_has_no_failure_and_is_not_rebuilt) {
   weft_status code = WEFT_IO;
   char* words = nullptr;
@@ -299,7 +407,7 @@ TEST_F(Alone, a_healthy_group_has_no_failure_and_is_not_rebuilt) {
 
 TEST_F(Alone, handles_may_be_freed_in_any_order) {
   float data[2] = {1, 2};
-  weft_tensor tensor = {sizeof tensor, "t", data, 2, 0};
+  weft_tensor tensor = tensor_of("t", data, 2, 0);
   weft_exchange* exchange = nullptr;
   ASSERT_EQ(weft_exchange_create(group_, &tensor, 1, &exchange), WEFT_OK);
   weft_call call = WEFT_CALL_INIT;

@@ -21,11 +21,23 @@ Result<std::vector<Tensor>> tensors_of(const weft_tensor* given, size_t count) {
     if (one.struct_size != given->struct_size)
       return error(Code::invalid_argument, "struct_size of tensor %zu is %zu, of tensor 0 %zu", i,
                    one.struct_size, given->struct_size);
-    if (one.name == nullptr || (one.data == nullptr && one.count > 0))
+    void* const memory = one.memory != nullptr ? one.memory : one.data;
+    if (one.memory != nullptr && one.data != nullptr)
+      return error(Code::invalid_argument, "tensor %zu has both data and memory: leave one NULL",
+                   i);
+    if (one.name == nullptr || (memory == nullptr && one.count > 0))
       return error(Code::invalid_argument, "the name or the data of tensor %zu is null", i);
     if (one.count > (uint64_t{1} << 48))
       return error(Code::invalid_argument, "tensor %zu (%s) has too many elements", i, one.name);
-    tensors.push_back({one.name, {one.data, one.count}, one.layer});
+    auto type = Type::float32;
+    // What it cannot be is refused by the exchange, by name.
+    if (one.type != 0) {
+      if (one.type < 0 || one.type > WEFT_UINT8)
+        return error(Code::invalid_argument, "the type of tensor %zu (%s) is %d: expected 1 to %d",
+                     i, one.name, static_cast<int>(one.type), static_cast<int>(WEFT_UINT8));
+      type = static_cast<Type>(one.type);
+    }
+    tensors.emplace_back(one.name, memory, one.count, type, one.layer);
     at += one.struct_size;
   }
   return tensors;
@@ -58,6 +70,13 @@ weft_status weft_exchange_ready(weft_exchange* exchange, uint32_t tensor, uint64
   return guarded([&]() -> Result<void> {
     if (exchange == nullptr) return is_null("the exchange");
     return exchange->exchange->ready(tensor, step);
+  });
+}
+
+weft_status weft_exchange_ready_without(weft_exchange* exchange, uint32_t tensor, uint64_t step) {
+  return guarded([&]() -> Result<void> {
+    if (exchange == nullptr) return is_null("the exchange");
+    return exchange->exchange->ready_without(tensor, step);
   });
 }
 

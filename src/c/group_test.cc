@@ -332,8 +332,8 @@ TEST(Exchange, sums_gradients_in_any_order) {
   run_ranks(2, [](weft_group* group, uint32_t rank) {
     std::vector<float> first(3000), second(70000);
     const weft_tensor tensors[2] = {
-        {sizeof(weft_tensor), "first", first.data(), first.size(), 0},
-        {sizeof(weft_tensor), "second", second.data(), second.size(), 1}};
+        {sizeof(weft_tensor), "first", first.data(), first.size(), 0, nullptr, WEFT_FLOAT32},
+        {sizeof(weft_tensor), "second", nullptr, second.size(), 1, second.data(), WEFT_FLOAT32}};
     weft_exchange* exchange = nullptr;
     MUST(weft_exchange_create(group, tensors, 2, &exchange));
     for (uint64_t step = 0; step < 3; ++step) {

@@ -51,7 +51,7 @@ int plain_c_program(void) {
   MUST(weft_test(work, &done) == WEFT_OK && done == 1);
   weft_work_free(work);
 
-  weft_tensor tensor = {sizeof tensor, "t", data, 3, 0};
+  weft_tensor tensor = {sizeof tensor, "t", NULL, 3, 0, data, WEFT_FLOAT32};
   weft_exchange* exchange = NULL;
   MUST(weft_exchange_create(group, &tensor, 1, &exchange) == WEFT_OK);
   MUST(weft_exchange_ready(exchange, 0, 0) == WEFT_OK);

@@ -73,7 +73,6 @@ struct Operation {
   int64_t priority = 0;  // smaller goes first
   Nanos deadline{0};     // without any progress; 0: the engine's owner decides
   // For the trace.
-  trace::Kind kind = trace::Kind::operation;
   uint32_t iteration = trace::kNone;
   uint32_t bucket = trace::kNone;
   uint16_t partition = trace::kNone16;
@@ -278,6 +277,7 @@ class Engine final : private lane::ChunkHandler {
   static std::vector<std::byte> copy_of(const Running& running, uint32_t send);
   void settle(const schedule::Dispatcher::Settled& settled);
   void finish_if_done(Running& running);
+  void record_reduce(const Running& running, const schedule::Receive& receive, Nanos begin);
   void record_chunk(trace::Shape shape, const Line& line, const lane::ChunkHeader& header,
                     lane::Moment when);
   static Result<void> is_the_same(const Running& running, uint32_t peer, uint32_t receive,
@@ -320,6 +320,7 @@ class Engine final : private lane::ChunkHandler {
   bool halted_ = false;
   trace::TrackId operation_track_ = 0;
   std::vector<trace::NameId> tcp_names_;
+  std::vector<trace::NameId> collective_names_;  // by collective; of what a program calls
   std::unordered_map<Key, Running, KeyHash> running_;
   std::unordered_map<uint64_t, Running*> by_order_;
   uint64_t next_order_ = 0;

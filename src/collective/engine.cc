@@ -36,6 +36,14 @@ std::string describe(uint8_t collective, uint8_t type, uint8_t op, uint16_t root
   return out;
 }
 
+trace::Kind kind_of(Collective collective) {
+  switch (collective) {
+    case Collective::broadcast: return trace::Kind::broadcast;
+    case Collective::barrier: return trace::Kind::barrier;
+    default: return trace::Kind::operation;
+  }
+}
+
 bool has_op(Collective collective) {
   return collective == Collective::all_reduce || collective == Collective::reduce_scatter ||
          collective == Collective::reduce;
@@ -502,6 +510,8 @@ void Engine::apply(Running& running, uint32_t index, const std::byte* data) {
   size_t size = reduce::size_of(operation.type);
   uint64_t bytes = receive.elements * size;
   const Buffer& to = space_of(running, receive.space);
+  const bool timed = recorder_.on() && (receive.wide || receive.combine);
+  const Nanos begin = timed ? recorder_.now() : Nanos{0};
   if (receive.wide) {
     float* sums = running.wide.data() + receive.wide_at;
     if (receive.wide_opens) {
@@ -536,6 +546,7 @@ void Engine::apply(Running& running, uint32_t index, const std::byte* data) {
       data += part.size();
     });
   }
+  if (timed) record_reduce(running, receive, begin);
   ready_sends_.clear();
   running.steps.applied(index, ready_sends_, ready_receives_);
   for (uint32_t send : ready_sends_) offer(running, send);
@@ -571,7 +582,28 @@ void Engine::finish_if_done(Running& running) {
   event.partition = operation.partition;
   event.track = operation_track_;
   event.shape = trace::Shape::span;
-  event.kind = operation.kind;
+  event.kind = kind_of(operation.shape.collective);
+  // Those of the exchange have a bucket to be called by.
+  if (key.group != kExchangeGroup)
+    event.name = collective_names_[static_cast<size_t>(operation.shape.collective)];
+  recorder_.record(event);
+}
+
+// What the thread that moves things along did between arrival and the next send.
+void Engine::record_reduce(const Running& running, const Receive& receive, Nanos begin) {
+  trace::Event event;
+  event.start_ns = begin.count;
+  event.duration_ns = (recorder_.now() - begin).count;
+  event.bytes = receive.elements * reduce::size_of(running.operation.type);
+  event.operation = trace_number(key_of(running.operation));
+  event.iteration = running.operation.iteration;
+  event.bucket = running.operation.bucket;
+  event.partition = running.operation.partition;
+  event.step = receive.id.step;
+  event.chunk = receive.id.chunk;
+  event.peer = static_cast<uint16_t>(global(running.operation, receive.peer));
+  event.track = recorder_.thread_track();
+  event.kind = trace::Kind::reduce;
   recorder_.record(event);
 }
 

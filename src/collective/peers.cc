@@ -35,6 +35,10 @@ Engine::Engine(const Options& options, join::Mesh& mesh, capture::Recorder& reco
   operation_track_ =
       recorder_.track({trace::TrackType::stream, "operations", trace::kNone16, trace::kNone16});
   for (const char* field : kTcpFields) tcp_names_.push_back(recorder_.name(field));
+  for (uint8_t c = 0; c <= static_cast<uint8_t>(schedule::Collective::point_to_point); ++c)
+    collective_names_.push_back(
+        c == 0 ? trace::kNone
+               : recorder_.name(schedule::name_of(static_cast<schedule::Collective>(c))));
   on_asked_ = std::move(on_asked);
   on_branch_ = std::move(on_branch);
 }

@@ -74,10 +74,10 @@ void collect_compute(const graph::Graph& graph, Activity& activity) {
       double work = 0, gaps = 0;
       for (const graph::LayerTimes& layer : graph.iterations[i].layers[r]) {
         work += static_cast<double>(layer.forward_ns) + static_cast<double>(layer.backward_ns);
-        gaps += static_cast<double>(layer.gap_before_backward_ns);
-        // Before the first layer it is the time to wake up, which is the plan's affair.
-        if (&layer != graph.iterations[i].layers[r].data())
-          gaps += static_cast<double>(layer.gap_before_forward_ns);
+        gaps += static_cast<double>(layer.gap_before_backward_ns) +
+                static_cast<double>(layer.gap_before_forward_ns) +
+                static_cast<double>(layer.gap_before_update_ns) +
+                static_cast<double>(layer.before_wait_ns);
       }
       busy.push_back(work + gaps);
       late.push_back(gaps);

@@ -16,7 +16,7 @@ constexpr double kGapsWorthPercent = 1;
 constexpr const char* kNames[] = {"one_flow_limit",   "straggler",        "not_overlapped",
                                   "bucket_too_large", "bucket_too_small", "bad_order",
                                   "credit_too_small", "chunk_too_small",  "chunk_too_large",
-                                  "slow_lane",        "host_gaps"};
+                                  "slow_lane",        "data_loading",     "host_gaps"};
 
 size_t place_of(const std::string& name) {
   return static_cast<size_t>(std::find(std::begin(kNames), std::end(kNames), name) -
@@ -49,6 +49,7 @@ class Search {
     credit();
     chunks();
     slow_lanes();
+    data_loading();
     host_gaps();
     std::stable_sort(out_.findings.begin(), out_.findings.end(),
                      [](const Finding& a, const Finding& b) {
@@ -278,7 +279,8 @@ class Search {
     for (Field field :
          {&graph::LayerTimes::forward_ns, &graph::LayerTimes::backward_ns,
           &graph::LayerTimes::update_ns, &graph::LayerTimes::gap_before_forward_ns,
-          &graph::LayerTimes::gap_before_backward_ns, &graph::LayerTimes::forward_cpu_ns,
+          &graph::LayerTimes::gap_before_backward_ns, &graph::LayerTimes::gap_before_update_ns,
+          &graph::LayerTimes::before_wait_ns, &graph::LayerTimes::forward_cpu_ns,
           &graph::LayerTimes::backward_cpu_ns, &graph::LayerTimes::update_cpu_ns})
       for (size_t l = 0; l < out.size(); ++l) {
         std::vector<double> values;
@@ -324,6 +326,48 @@ class Search {
     return out;
   }
 
+  // What of these gaps was time in which nothing was computed because data was loaded. Taken away
+  // in the order in which it is likely: first what lies before a wait.
+  static void without_loading(graph::Iteration& iteration) {
+    for (size_t rank = 0; rank < iteration.layers.size(); ++rank) {
+      int64_t left = rank < iteration.loading_ns.size() ? iteration.loading_ns[rank] : 0;
+      auto take = [&](int64_t& gap) {
+        const int64_t taken = std::min(left, gap);
+        gap -= taken;
+        left -= taken;
+      };
+      for (graph::LayerTimes& layer : iteration.layers[rank]) {
+        take(layer.before_wait_ns);
+        take(layer.gap_before_forward_ns);
+        take(layer.gap_before_update_ns);
+      }
+    }
+  }
+
+  void data_loading() {
+    double loading = 0;
+    for (uint32_t rank = 0; rank < graph_.ranks; ++rank) {
+      std::vector<double> own;
+      for (size_t i = graph_.first_counted(); i < graph_.iterations.size(); ++i)
+        if (rank < graph_.iterations[i].loading_ns.size())
+          own.push_back(static_cast<double>(graph_.iterations[i].loading_ns[rank]));
+      loading = std::max(loading, median(own));
+    }
+    if (loading < kGapsWorthPercent / 100 * gains_.recorded_ns()) return;
+    std::vector<graph::Iteration> iterations = graph_.iterations;
+    for (graph::Iteration& iteration : iterations) without_loading(iteration);
+    auto verdict = gains_.of_compute(std::move(iterations));
+    if (!verdict) return cannot_judge("data_loading", verdict.error());
+    Finding finding;
+    finding.name = "data_loading";
+    finding.title = text("Nothing is computed while data is loaded, for %s an iteration.",
+                         time(loading).c_str());
+    finding.evidence = {
+        text("up to %s an iteration on a rank, as the program marked it", time(loading).c_str())};
+    finding.remedy = "Load the next data in another thread, while this step computes.";
+    settle(std::move(finding), *verdict, "data that is there when it is needed");
+  }
+
   void host_gaps() {
     double gaps = 0;
     for (const RankActivity& own : activity_.ranks) gaps = std::max(gaps, own.gaps_ns);
@@ -332,7 +376,8 @@ class Search {
     for (graph::Iteration& iteration : iterations)
       for (std::vector<graph::LayerTimes>& layers : iteration.layers)
         for (graph::LayerTimes& layer : layers)
-          layer.gap_before_forward_ns = layer.gap_before_backward_ns = 0;
+          layer.gap_before_forward_ns = layer.gap_before_backward_ns = layer.gap_before_update_ns =
+              layer.before_wait_ns = 0;
     auto verdict = gains_.of_compute(std::move(iterations));
     if (!verdict) return cannot_judge("host_gaps", verdict.error());
     Finding finding;

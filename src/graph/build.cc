@@ -62,7 +62,10 @@ Result<trace::Model> model_of(const trace::Trace& trace, std::vector<std::string
       model = &process.model;
   }
   if (model == nullptr)
-    return error(Code::invalid_argument, "the trace has no model: nobody knows its layers");
+    return error(Code::invalid_argument,
+                 "the trace has no model: nobody knows its layers; a program says them when it "
+                 "makes its exchange, "
+                 "or to its marks (weft/mark.h)");
   for (const trace::Process& process : trace.processes)
     if (process.model != *model)
       remarks.push_back(text("rank %u describes another model", process.environment.rank));
@@ -219,6 +222,20 @@ void settle(Graph& graph, Parts& parts, Edges edges) {
            removed));
 }
 
+namespace {
+
+// Without compute there is nothing to hide communication behind, and no program to keep.
+std::optional<Error> without_compute(const Parts& parts) {
+  for (const RankParts& own : parts.ranks)
+    if (!own.forward.all().empty() || !own.backward.all().empty()) return std::nullopt;
+  return error(
+      Code::invalid_argument,
+      "the trace has no forward and no backward of any layer: what the program computes is "
+      "unknown; mark it (weft/mark.h, or weft_mark_begin in C)");
+}
+
+}  // namespace
+
 Result<Graph> build(const trace::Trace& aligned) {
   Graph graph;
   WEFT_ASSIGN(graph.ranks, count_ranks(aligned));
@@ -231,6 +248,11 @@ Result<Graph> build(const trace::Trace& aligned) {
   if (parts.unusable > 0)
     graph.remarks.push_back(text("%llu events say too little, or name what the model lacks",
                                  static_cast<unsigned long long>(parts.unusable)));
+  if (parts.whole_updates > 0)
+    graph.remarks.push_back(
+        "updates were marked for all layers at once: the time of each layer's is inferred from the "
+        "size of its gradients");
+  if (auto lacks = without_compute(parts)) return *lacks;
   Edges edges = connect(parts, graph.model, graph.environment, graph.host_of);
   if (parts.nodes.size() >= kNodesMax)
     return error(Code::invalid_argument, "%zu nodes; a graph can have %zu", parts.nodes.size(),

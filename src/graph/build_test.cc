@@ -235,6 +235,101 @@ TEST(Build, finds_iterations_by_forward_where_spans_are_missing) {
   EXPECT_EQ(graph.iterations[1].number, 1u);
 }
 
+// The sample's thread begins to wait so long after the last backward, and goes on so long after
+// that.
+trace::Trace with_waits(Sample sample, int64_t before, int64_t after) {
+  trace::Trace trace = sample.make();
+  for (trace::Process& process : trace.processes) {
+    std::map<uint32_t, int64_t> backward_end, update_start;
+    for (const trace::Event& event : process.events) {
+      if (event.kind == Kind::backward)
+        backward_end[event.iteration] = std::max(backward_end[event.iteration], event.end_ns());
+      if (event.kind == Kind::update) {
+        auto at = update_start.try_emplace(event.iteration, event.start_ns).first;
+        at->second = std::min(at->second, event.start_ns);
+      }
+    }
+    for (auto [iteration, start] : update_start) {
+      trace::Event wait;
+      wait.kind = Kind::wait;
+      wait.start_ns = backward_end[iteration] + before;
+      wait.duration_ns = start - after - wait.start_ns;
+      wait.iteration = iteration;
+      process.events.push_back(wait);
+    }
+  }
+  return trace;
+}
+
+TEST(Build, where_compute_is_real_a_thread_that_does_something_else_is_seen) {
+  trace::Trace trace = with_waits(Sample(), 3'000, 400);
+  Graph graph = build_or_fail(trace);
+  ASSERT_EQ(graph.iterations.size(), 3u);
+  for (uint32_t i = 0; i < 3; ++i)
+    for (uint32_t rank = 0; rank < 2; ++rank) {
+      const std::vector<LayerTimes>& layers = graph.iterations[i].layers[rank];
+      EXPECT_EQ(layers[0].before_wait_ns, i == 0 ? 0 : 3'000);
+      EXPECT_EQ(layers[0].gap_before_update_ns, 400);
+      EXPECT_EQ(layers[1].gap_before_update_ns, 0);
+      EXPECT_EQ(layers[0].gap_before_forward_ns, 0);
+    }
+  // A timer that stands for a device is late for reasons of its own.
+  for (trace::Process& process : trace.processes) process.environment.emulated_compute = true;
+  graph = build_or_fail(trace);
+  EXPECT_EQ(graph.iterations[1].layers[0][0].before_wait_ns, 0);
+  EXPECT_EQ(graph.iterations[1].layers[0][0].gap_before_update_ns, 0);
+}
+
+TEST(Build, data_that_is_loaded_beside_compute_costs_nothing) {
+  trace::Trace trace = Sample().make();
+  for (trace::Process& process : trace.processes) {
+    std::vector<trace::Event> loading;
+    for (const trace::Event& event : process.events) {
+      if (event.kind != Kind::forward || event.layer != 0) continue;
+      trace::Event load = event;
+      load.kind = Kind::data_loading;
+      load.start_ns -= 600;  // 600 ns before the forward, 500 beside it
+      load.duration_ns = 1'100;
+      loading.push_back(load);
+    }
+    process.events.insert(process.events.end(), loading.begin(), loading.end());
+  }
+  Graph graph = build_or_fail(trace);
+  ASSERT_EQ(graph.iterations.size(), 3u);
+  // In later iterations the update of the last layer ends where the forward begins.
+  EXPECT_EQ(graph.iterations[0].loading_ns, (std::vector<int64_t>{600, 600}));
+  EXPECT_EQ(graph.iterations[1].loading_ns, (std::vector<int64_t>{0, 0}));
+}
+
+TEST(Build, an_update_of_all_layers_is_shared_out_by_their_bytes) {
+  trace::Trace trace = Sample().make();
+  for (trace::Process& process : trace.processes) {
+    process.model.tensors[2].bytes = 2 << 20;
+    std::map<uint32_t, trace::Event> whole;
+    for (const trace::Event& event : process.events) {
+      if (event.kind != Kind::update) continue;
+      auto [at, made] = whole.try_emplace(event.iteration, event);
+      at->second.layer = trace::kNone16;
+      if (!made) at->second.duration_ns += event.duration_ns;
+    }
+    std::erase_if(process.events, [](const trace::Event& e) { return e.kind == Kind::update; });
+    for (const auto& [iteration, update] : whole) {
+      process.events.push_back(update);
+      process.events.push_back(trace::processor_time_of(update, 8'000));
+    }
+  }
+  Graph graph = build_or_fail(trace);
+  ASSERT_EQ(graph.iterations.size(), 3u);
+  EXPECT_THAT(graph.remarks, Contains(HasSubstr("for all layers at once")));
+  for (uint32_t rank = 0; rank < 2; ++rank) {
+    const std::vector<LayerTimes>& layers = graph.iterations[1].layers[rank];
+    EXPECT_EQ(layers[0].update_ns, 3'750);
+    EXPECT_EQ(layers[1].update_ns, 3'750);
+    EXPECT_EQ(layers[2].update_ns, 7'500);
+    EXPECT_EQ(layers[2].update_cpu_ns, 4'000);
+  }
+}
+
 TEST(Build, leaves_out_iterations_that_a_rank_has_not_whole) {
   trace::Trace trace = Sample().make();
   std::erase_if(trace.processes[1].events, [](const trace::Event& event) {
@@ -290,7 +385,9 @@ TEST(Build, names_what_is_missing) {
   for (trace::Process& process : trace.processes)
     std::erase_if(process.events,
                   [](const trace::Event& event) { return event.kind == Kind::backward; });
-  EXPECT_THAT(build(trace).error().message(), HasSubstr("no iteration"));
+  EXPECT_THAT(build(trace).error().message(),
+              HasSubstr("no forward and no backward of any layer: what the program computes is "
+                        "unknown; mark it"));
 }
 
 TEST(Build, counts_halves_that_are_lost) {

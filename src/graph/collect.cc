@@ -15,6 +15,9 @@ using trace::Shape;
 // Times further out are nobody's, and their differences would not fit a number.
 constexpr int64_t kTimeMax = int64_t{1} << 61;
 constexpr int64_t kDurationMax = int64_t{1} << 60;
+// An update of all layers becomes one a layer: so many for free, and so many for each event.
+constexpr size_t kShareNodesFree = size_t{1} << 16;
+constexpr size_t kShareNodesPerEvent = 8;
 
 bool usable(const Event& event) {
   if (trace::flaw_of(event) != nullptr) return false;
@@ -26,9 +29,12 @@ bool usable(const Event& event) {
 
 class Collector {
  public:
-  Collector(Parts& parts, const trace::Model& model) : parts_(parts), model_(model) {}
+  Collector(Parts& parts, const trace::Model& model) : parts_(parts), model_(model) {
+    share_updates();
+  }
 
   void take(uint16_t rank, const Event& event) {
+    ++events_;
     if (!matters(event)) return;
     if (!usable(event) || !place(rank, event)) ++parts_.unusable;
   }
@@ -43,6 +49,7 @@ class Collector {
       case Kind::gradient_ready:
       case Kind::tensor_done:
       case Kind::wait:
+      case Kind::data_loading:
       case Kind::processor_time: return true;
       case Kind::chunk: return event.operation < kDirectOperations;
       case Kind::operation:
@@ -65,7 +72,12 @@ class Collector {
             .second;
       case Kind::forward: return compute(own.forward, NodeType::forward, rank, event);
       case Kind::backward: return compute(own.backward, NodeType::backward, rank, event);
-      case Kind::update: return compute(own.update, NodeType::update, rank, event);
+      case Kind::update:
+        if (is_whole_update(event)) return whole_update(rank, event);
+        return compute(own.update, NodeType::update, rank, event);
+      case Kind::data_loading:
+        own.loading[event.iteration].push_back({event.start_ns, event.end_ns()});
+        return true;
       case Kind::processor_time: return processor_time(own, event);
       case Kind::gradient_ready: return ready(rank, event);
       case Kind::tensor_done:
@@ -96,8 +108,67 @@ class Collector {
     return true;
   }
 
+  // An optimizer that steps all layers at once: each has a share of its time, by the bytes of the
+  // gradients that it applies, one after the other.
+  struct Share {
+    uint32_t layer;
+    double from, to;
+  };
+
+  void share_updates() {
+    std::vector<double> bytes(model_.layers.size(), 0);
+    double all = 0;
+    for (const trace::Tensor& tensor : model_.tensors) {
+      if (tensor.updated_by >= bytes.size()) continue;
+      bytes[tensor.updated_by] += static_cast<double>(tensor.bytes);
+      all += static_cast<double>(tensor.bytes);
+    }
+    double before = 0;
+    for (uint32_t layer = 0; all > 0 && layer < bytes.size(); ++layer) {
+      if (bytes[layer] == 0) continue;
+      shares_.push_back({layer, before / all, (before + bytes[layer]) / all});
+      before += bytes[layer];
+    }
+    if (shares_.empty() && !model_.layers.empty()) shares_.push_back({0, 0, 1});
+  }
+
+  static bool is_whole_update(const Event& event) {
+    return event.layer == kNone16 && event.tensor == kNone;
+  }
+
+  static int64_t part(int64_t whole, double share) {
+    return static_cast<int64_t>(static_cast<double>(whole) * share);
+  }
+
+  // The work that a file may ask for stays in proportion to its events.
+  bool whole_update(uint16_t rank, const Event& event) {
+    if (shares_.size() > kShareNodesFree + kShareNodesPerEvent * events_ - share_nodes_)
+      return false;
+    share_nodes_ += shares_.size();
+    ++parts_.whole_updates;
+    RankParts& own = parts_.ranks[rank];
+    own.whole_updates[event.start_ns] = event.duration_ns;
+    for (const Share& share : shares_) {
+      Node node = node_of(NodeType::update, rank, event, share.layer);
+      const int64_t from = part(event.duration_ns, share.from);
+      node.start_ns += from;
+      node.duration_ns = part(event.duration_ns, share.to) - from;
+      own.update.add(key_of(event.iteration, share.layer), node.start_ns, parts_.add(node));
+    }
+    return true;
+  }
+
   // Which span it is of is known when all are there.
   bool processor_time(RankParts& own, const Event& event) {
+    auto whole = own.whole_updates.find(event.start_ns);
+    if (is_whole_update(event) && whole != own.whole_updates.end()) {
+      for (const Share& share : shares_)
+        own.processor.push_back({NodeType::update, key_of(event.iteration, share.layer),
+                                 event.start_ns + part(whole->second, share.from),
+                                 part(event.duration_ns, share.to - share.from)});
+      own.whole_updates.erase(whole);  // it has one
+      return true;
+    }
     uint32_t layer = layer_of(event);
     if (layer >= model_.layers.size()) return false;
     own.processor.push_back(
@@ -166,6 +237,9 @@ class Collector {
 
   Parts& parts_;
   const trace::Model& model_;
+  std::vector<Share> shares_;
+  size_t share_nodes_ = 0;
+  size_t events_ = 0;
 };
 
 // A bucket is there when the last of its tensors is.

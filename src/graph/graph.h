@@ -78,9 +78,14 @@ struct LayerTimes {
   int64_t forward_ns = 0;
   int64_t backward_ns = 0;
   int64_t update_ns = 0;
-  // Idle time of the device before that work which no dependency explains: the host was late.
+  // Idle time of the device before that work which no dependency and no wait explains: the host was
+  // late. Where compute is real, the thread was at other work: loading data, say.
   int64_t gap_before_forward_ns = 0;
   int64_t gap_before_backward_ns = 0;
+  int64_t gap_before_update_ns = 0;
+  // The same between the last backward and the moment from which the thread waited for gradients,
+  // before it went on with this forward, or with updates before it: of the first layer only.
+  int64_t before_wait_ns = 0;
   // Of these, processor time; negative: the work is not the processor's, or nobody recorded it.
   int64_t forward_cpu_ns = -1;
   int64_t backward_cpu_ns = -1;
@@ -92,6 +97,8 @@ struct Iteration {
   uint32_t number = 0;
   std::vector<int64_t> start_ns;  // by rank: start of forward
   std::vector<int64_t> end_ns;    // by rank: start of the next forward
+  // By rank: data was loaded, and nothing computed meanwhile. A part of the gaps of its layers.
+  std::vector<int64_t> loading_ns;
   // by rank, by layer
   std::vector<std::vector<LayerTimes>> layers;
 };

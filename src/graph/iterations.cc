@@ -80,6 +80,11 @@ class Times {
   }
 
   void fill() {
+    // An emulated device stands still before its first layer because its timer has to wake up,
+    // which is the plan's affair; a real one because its thread did something else.
+    const bool real = !graph_.environment.emulated_compute && !graph_.environment.predicted;
+    if (real) find_before_waits();
+    find_loading();
     for (uint32_t n = 0; n < graph_.nodes.size(); ++n) {
       const Node& node = graph_.nodes[n];
       if (!is_compute(node.type)) continue;
@@ -88,9 +93,11 @@ class Times {
       LayerTimes& times = graph_.iterations[found->second].layers[node.rank][node.subject];
       if (node.type == NodeType::update) {
         times.update_ns = add(times.update_ns, node.duration_ns);
+        if (real) times.gap_before_update_ns = add(times.gap_before_update_ns, gap_before(n));
       } else if (node.type == NodeType::forward) {
         times.forward_ns = add(times.forward_ns, node.duration_ns);
-        times.gap_before_forward_ns = add(times.gap_before_forward_ns, gap_before(n));
+        if (real || node.subject > 0)
+          times.gap_before_forward_ns = add(times.gap_before_forward_ns, gap_before(n));
       } else {
         times.backward_ns = add(times.backward_ns, node.duration_ns);
         times.gap_before_backward_ns = add(times.gap_before_backward_ns, gap_before(n));
@@ -126,6 +133,74 @@ class Times {
     if (after != waits.begin())
       explained = std::max(*explained, std::min(std::prev(after)->end_ns, node.start_ns));
     return node.start_ns - *explained;
+  }
+
+  void find_loading() {
+    std::vector<Covered> busy(parts_.ranks.size());  // computing
+    for (const Node& node : graph_.nodes)
+      if (is_compute(node.type)) busy[node.rank].take(node.start_ns, node.end_ns());
+    for (Iteration& iteration : graph_.iterations)
+      for (size_t rank = 0; rank < parts_.ranks.size(); ++rank) {
+        int64_t alone = 0;
+        auto spans = parts_.ranks[rank].loading.find(iteration.number);
+        if (spans != parts_.ranks[rank].loading.end())
+          for (const Interval& span : spans->second)
+            alone =
+                add(alone, span.end_ns - span.start_ns -
+                               (busy[rank].until(span.end_ns) - busy[rank].until(span.start_ns)));
+        iteration.loading_ns.push_back(alone);
+      }
+  }
+
+  // How much of time intervals cover, which come in order of start.
+  class Covered {
+   public:
+    void take(int64_t start, int64_t end) {
+      if (!pieces_.empty() && start <= pieces_.back().end_ns) {
+        pieces_.back().end_ns = std::max(pieces_.back().end_ns, end);
+        return;
+      }
+      before_.push_back(
+          pieces_.empty() ? 0 : before_.back() + pieces_.back().end_ns - pieces_.back().start_ns);
+      pieces_.push_back({start, end});
+    }
+    int64_t until(int64_t ns) const {
+      auto after = std::partition_point(pieces_.begin(), pieces_.end(),
+                                        [&](const Interval& one) { return one.start_ns < ns; });
+      if (after == pieces_.begin()) return 0;
+      const Interval& last = *std::prev(after);
+      return before_[static_cast<size_t>(after - pieces_.begin()) - 1] + std::min(ns, last.end_ns) -
+             last.start_ns;
+    }
+
+   private:
+    std::vector<Interval> pieces_;  // apart from each other
+    std::vector<int64_t> before_;   // by piece: covered by those before it
+  };
+
+  // What the thread did after the last backward and before it waited for gradients.
+  void find_before_waits() {
+    // By rank: when the last backward of an iteration ended. Tables know starts only.
+    std::vector<std::map<uint32_t, int64_t>> ends(parts_.ranks.size());
+    for (const Node& node : graph_.nodes) {
+      if (node.type != NodeType::backward) continue;
+      auto [at, made] = ends[node.rank].try_emplace(node.iteration, node.end_ns());
+      at->second = std::max(at->second, node.end_ns());
+    }
+    for (Iteration& iteration : graph_.iterations)
+      for (size_t rank = 0; rank < parts_.ranks.size() && iteration.number > 0; ++rank) {
+        const RankParts& own = parts_.ranks[rank];
+        auto free = ends[rank].find(iteration.number - 1);
+        std::optional<int64_t> next = first_start(own.update.of_iteration(iteration.number - 1));
+        std::optional<int64_t> forward = first_start(own.forward.of_iteration(iteration.number));
+        if (!next || (forward && *forward < *next)) next = forward;
+        if (free == ends[rank].end() || !next) continue;
+        auto wait =
+            std::partition_point(own.waits.begin(), own.waits.end(),
+                                 [&](const Interval& w) { return w.start_ns < free->second; });
+        if (wait == own.waits.end() || wait->start_ns >= *next) continue;
+        iteration.layers[rank][0].before_wait_ns = wait->start_ns - free->second;
+      }
   }
 
   Graph& graph_;

@@ -96,8 +96,10 @@ struct RankParts {
   std::vector<OperationOnRank> operations;  // by number
   std::vector<Half> sends, receives;        // by (place, chunk, peer)
   std::vector<Interval> waits;  // by start; `end_ns` is the latest of all that started until then
-  std::map<uint32_t, Interval> iterations;  // spans, by number
-  std::vector<ProcessorTime> processor;     // of spans that are there
+  std::map<uint32_t, Interval> iterations;            // spans, by number
+  std::map<int64_t, int64_t> whole_updates;           // of all layers, by start: how long
+  std::vector<ProcessorTime> processor;               // of spans that are there
+  std::map<uint32_t, std::vector<Interval>> loading;  // of data, by iteration
 };
 
 struct Parts {
@@ -106,6 +108,7 @@ struct Parts {
   Table admitted;  // iteration 0, subject: operation
   std::map<uint32_t, Operation> operations;
   std::vector<uint32_t> bucket_of;  // by tensor; kNobody: not known
+  uint64_t whole_updates = 0;       // of all layers at once
   uint64_t unusable = 0;            // events whose layer, tensor or iteration makes no sense
 
   uint32_t add(const Node& node) {

@@ -179,8 +179,6 @@ class Worker {
                      WorkerResult& result) {
     trace::TrackId track = recorder_->track(
         {trace::TrackType::stream, "device (emulated)", trace::kNone16, trace::kNone16});
-    wait_track_ = recorder_->track(
-        {trace::TrackType::thread, "training thread", trace::kNone16, trace::kNone16});
     Device device(*recorder_, track, job_.burn);
     bool by_tensor = exchange != nullptr && exchange->barrier() == plan::Barrier::tensor;
     std::optional<CpuTimes> cpu_from;
@@ -230,28 +228,11 @@ class Worker {
     return {};
   }
 
-  // Waits for one tensor; the time that the framework's thread waits is a span of its own.
-  Result<void> wait(runtime::Exchange& exchange, uint32_t tensor, uint32_t layer, uint64_t step) {
-    Nanos begin = recorder_->now();
-    WEFT_TRY(exchange.wait(tensor, step));
-    Nanos end = recorder_->now();
-    trace::Event event;
-    event.start_ns = begin.count;
-    event.duration_ns = (end - begin).count;
-    event.kind = trace::Kind::wait;
-    event.track = wait_track_;
-    event.tensor = tensor;
-    event.layer = static_cast<uint16_t>(layer);
-    event.iteration = static_cast<uint32_t>(step);
-    recorder_->record(event);
-    return {};
-  }
-
   Result<void> synchronise(runtime::Exchange& exchange, Checker& checker, Device& device,
                            uint32_t layer, uint64_t step) {
     const JobLayer& job_layer = job_.layers[layer];
     for (uint32_t t : job_layer.tensors) {
-      WEFT_TRY(wait(exchange, t, layer, step));
+      WEFT_TRY(exchange.wait(t, step));
       checker.done(t, step);
     }
     if (!job_layer.tensors.empty()) device.depends_on_now();
@@ -263,7 +244,7 @@ class Worker {
                                uint64_t step) {
     if (exchange != nullptr) {
       for (uint32_t layer = 0; layer < job_.layers.size(); ++layer)
-        for (uint32_t t : job_.layers[layer].tensors) WEFT_TRY(wait(*exchange, t, layer, step));
+        for (uint32_t t : job_.layers[layer].tensors) WEFT_TRY(exchange->wait(t, step));
       for (uint32_t t = 0; t < job_.tensors.size(); ++t) checker.done(t, step);
       device.depends_on_now();
     }
@@ -281,7 +262,7 @@ class Worker {
       event.start_ns = device.on_trace_clock(before).count;
       event.duration_ns = (start - before).count;
       event.kind = trace::Kind::iteration;
-      event.track = wait_track_;
+      event.track = recorder_->thread_track();
       event.iteration = static_cast<uint32_t>(step - 1);
       recorder_->record(event);
     }
@@ -292,7 +273,6 @@ class Worker {
   std::unique_ptr<SkewedClock> clock_;
   std::unique_ptr<net::Network> network_;  // null: the kernel's
   std::unique_ptr<capture::Recorder> recorder_;
-  trace::TrackId wait_track_ = 0;
 };
 
 }  // namespace

@@ -19,6 +19,7 @@ void Simulator::make_program() {
     if (std::find(before.begin(), before.end(), update) == before.end()) before.push_back(update);
   }
   for (auto& tensors : produced_) std::reverse(tensors.begin(), tensors.end());
+  program_.push_back({Kind::host, 0, {}, false});
   std::vector<bool> placed(layers, false);
   bool by_tensor = layout_.barrier == plan::Barrier::tensor;
   if (!by_tensor) {
@@ -88,11 +89,16 @@ void Simulator::run(uint32_t r, Device& device, const Work& work) {
   bool update = work.kind == Kind::update;
   const graph::LayerTimes& own =
       times(r, update ? device.iteration - 1 : device.iteration, work.layer);
+  if (work.kind == Kind::host) {
+    if (device.iteration > 0) device.free_at += own.before_wait_ns;
+    return;
+  }
   int64_t duration = own.update_ns;
+  if (update) device.free_at += own.gap_before_update_ns;
   if (work.kind == Kind::forward) {
+    device.free_at += own.gap_before_forward_ns;
     if (work.layer == 0) mark_start(r, device);
     if (device.iteration == job_.iterations) return;
-    device.free_at += work.layer == 0 ? 0 : own.gap_before_forward_ns;
     duration = own.forward_ns;
   } else if (work.kind == Kind::backward) {
     device.free_at += own.gap_before_backward_ns;

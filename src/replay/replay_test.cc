@@ -49,6 +49,31 @@ TEST(Replay, free_communication_leaves_the_compute) {
   EXPECT_NEAR(predicted(replayer, question).iteration_ns, kCompute, 1);
 }
 
+TEST(Replay, what_a_thread_does_before_it_waits_overlaps_with_communication) {
+  constexpr int64_t kLoads = 9'000'000, kLate = 300'000;
+  SmallJob job = under(preset("ddp"));
+  graph::Graph graph = testing::graph_of(job);
+  const auto time = [&] {
+    auto replayer = Replayer::make(graph, testing::costs_of_capped_link());
+    EXPECT_TRUE(replayer.ok()) << replayer.error().message();
+    Question free;
+    free.what_if.free_communication = true;
+    return std::pair(predicted(*replayer, {}).iteration_ns,
+                     predicted(*replayer, free).iteration_ns);
+  };
+  const auto [before, before_free] = time();
+  for (graph::Iteration& iteration : graph.iterations)
+    for (std::vector<graph::LayerTimes>& layers : iteration.layers) {
+      layers[0].before_wait_ns = kLoads;
+      layers[0].gap_before_update_ns = kLate;
+    }
+  const auto [after, after_free] = time();
+  EXPECT_NEAR(after_free - before_free, kLoads + kLate, 1);
+  // The wire takes longer than that, so only what comes after the wait costs time.
+  ASSERT_GT(before - before_free, kLoads);
+  EXPECT_NEAR(after - before, kLate, 20'000);
+}
+
 TEST(Replay, one_flow_takes_as_long_as_its_cap_says) {
   plan::Plan plan = preset("ddp");
   plan.bucket_rule = {mib(64), mib(64), true};  // everything in one bucket, after all backward

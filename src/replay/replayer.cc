@@ -44,6 +44,8 @@ graph::LayerTimes median_of(const std::vector<const graph::LayerTimes*>& all) {
           middle(&graph::LayerTimes::update_ns),
           middle(&graph::LayerTimes::gap_before_forward_ns),
           middle(&graph::LayerTimes::gap_before_backward_ns),
+          middle(&graph::LayerTimes::gap_before_update_ns),
+          middle(&graph::LayerTimes::before_wait_ns),
           middle(&graph::LayerTimes::forward_cpu_ns),
           middle(&graph::LayerTimes::backward_cpu_ns),
           middle(&graph::LayerTimes::update_cpu_ns)};
@@ -485,7 +487,9 @@ Result<void> bounded(const Job& job, const schedule::Layout& layout,
         sum += static_cast<double>(layer.forward_ns) + static_cast<double>(layer.backward_ns) +
                static_cast<double>(layer.update_ns) +
                static_cast<double>(layer.gap_before_forward_ns) +
-               static_cast<double>(layer.gap_before_backward_ns);
+               static_cast<double>(layer.gap_before_backward_ns) +
+               static_cast<double>(layer.gap_before_update_ns) +
+               static_cast<double>(layer.before_wait_ns);
     longest = std::max(longest, sum / static_cast<double>(recorded.size()) * iterations);
   }
   if (!network.free)

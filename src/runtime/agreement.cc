@@ -141,7 +141,9 @@ Result<void> Group::Impl::has_ready(Rank rank, uint32_t bucket, uint64_t step) {
   if (!all_have_it) return {};
   Packer words;
   words.number(bucket).number(step);
-  tell(tree.above(mesh.rank.index), Control::ready, words);
+  const uint32_t above = tree.above(mesh.rank.index);
+  tell(above, Control::ready, words);
+  record_control(says_ready, bucket, step, {above});
   return {};
 }
 
@@ -151,6 +153,7 @@ void Group::Impl::hear_ready(Rank peer, const Frame& frame) {
   auto step = fields.number<uint64_t>();
   if (!fields.complete() || !exchange) return makes_no_sense(peer, frame.type);
   ++frames_heard;
+  if (bucket < exchange->layout.buckets.size()) record_control(hears_ready, bucket, step, peer);
   if (auto noted = has_ready(peer, bucket, step); !noted) fail(std::move(noted).error(), peer);
 }
 
@@ -187,7 +190,7 @@ void Group::Impl::admit() {
       event.iteration = static_cast<uint32_t>(begin.step);
       event.bucket = piece.bucket;
       event.partition = piece.partition;
-      event.bytes = piece.elements * schedule::kElementBytes;
+      event.bytes = piece.elements * exchange->layout.buckets[piece.bucket].element_bytes;
       recorder.record(event);
       start(begin);
       if (failed) return;
@@ -217,6 +220,7 @@ void Group::Impl::hear_starts(Rank peer, const Frame& frame) {
   exchange->told += starts.size();
   hand_down(words);  // first: those below wait for it
   for (const schedule::Start& begin : starts) {
+    record_control(hears_start, exchange->layout.pieces[begin.piece].bucket, begin.step, peer);
     start(begin);
     if (failed) return;
   }

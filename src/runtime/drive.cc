@@ -181,6 +181,7 @@ Result<std::shared_ptr<Work::State>> Group::Impl::launch(collective::Operation o
   state->source = operation.shape.root;
   auto begin = [this, &state](collective::Operation& what) {
     number(what);
+    state->operation = collective::trace_number(collective::key_of(what));
     works[collective::key_of(what)] = state;
   };
   // With the seat free it starts here and now; else whoever drives will start it.
@@ -209,6 +210,16 @@ Result<std::shared_ptr<Work::State>> Group::Impl::launch(collective::Operation o
   return state;
 }
 
+void Group::Impl::record_wait(Nanos begin, uint32_t operation) {
+  trace::Event event;
+  event.start_ns = begin.count;
+  event.duration_ns = std::max<int64_t>(0, (recorder.now() - begin).count);
+  event.kind = trace::Kind::wait;
+  event.track = recorder.thread_track();
+  event.operation = operation;
+  recorder.record(event);
+}
+
 void Group::Impl::start(collective::Operation operation) {
   auto started = engine->start(std::move(operation));
   if (started) return;
@@ -224,7 +235,9 @@ Result<void> Work::wait() {
   Group::Impl& group = *state_->group;
   return group.alone([&]() -> Result<void> {
     WEFT_TRY(group.may_wait());
+    const Nanos begin = group.recorder.on() ? group.recorder.now() : Nanos{0};
     group.drive_until([&] { return state_->done.load(std::memory_order_acquire); });
+    if (group.recorder.on()) group.record_wait(begin, state_->operation);
     if (state_->done.load(std::memory_order_acquire)) return {};
     return *group.current_failure();
   });

@@ -5,22 +5,56 @@
 namespace weft::runtime {
 namespace {
 
-// A number for a list of tensors that differs when names, sizes or order differ, cut into parts
-// that a float holds exactly.
-std::vector<float> fingerprint(const std::vector<Tensor>& tensors) {
-  uint64_t hash = 0xcbf29ce484222325;
-  auto mix = [&](std::span<const std::byte> bytes) {
-    for (std::byte byte : bytes) hash = (hash ^ static_cast<uint64_t>(byte)) * 0x100000001b3;
-  };
+constexpr uint64_t kTensorsMax = 1u << 24;
+
+// A number for each tensor that differs when its name, size, type or layer does.
+std::vector<uint64_t> fingerprints(const std::vector<Tensor>& tensors) {
+  std::vector<uint64_t> out;
   for (const Tensor& tensor : tensors) {
-    uint64_t elements = tensor.data.size();
+    uint64_t hash = 0xcbf29ce484222325;
+    auto mix = [&](std::span<const std::byte> bytes) {
+      for (std::byte byte : bytes) hash = (hash ^ static_cast<uint64_t>(byte)) * 0x100000001b3;
+    };
+    uint64_t bytes = tensor.data.size();
     mix(std::as_bytes(std::span(tensor.name)));
-    mix(std::as_bytes(std::span(&elements, 1)));
+    mix(std::as_bytes(std::span(&bytes, 1)));
     mix(std::as_bytes(std::span(&tensor.layer, 1)));
+    mix(std::as_bytes(std::span(&tensor.type, 1)));
+    out.push_back(hash);
   }
-  std::vector<float> parts;
-  for (int i = 0; i < 4; ++i) parts.push_back(static_cast<float>((hash >> (16 * i)) & 0xffff));
-  return parts;
+  return out;
+}
+
+std::string describe(const Tensor& tensor) {
+  return text("\"%s\", %llu %s of layer %u", tensor.name.c_str(),
+              static_cast<unsigned long long>(tensor.elements()), reduce::name_of(tensor.type),
+              tensor.layer);
+}
+
+bool is_float(Type type) {
+  return type == Type::float64 || type == Type::float32 || type == Type::float16 ||
+         type == Type::bfloat16;
+}
+
+// Gradients are numbers that can be added with little loss.
+Result<void> check(const Tensor& tensor) {
+  if (!reduce::known_type(static_cast<uint8_t>(tensor.type)) || !is_float(tensor.type))
+    return error(Code::invalid_argument,
+                 "tensor \"%s\": its elements are %s; an exchange takes float64, float32, float16 "
+                 "and bfloat16",
+                 tensor.name.c_str(), reduce::name_of(tensor.type));
+  if (tensor.data.data() == nullptr && !tensor.data.empty())
+    return error(Code::invalid_argument, "tensor \"%s\" has no memory", tensor.name.c_str());
+  return {};
+}
+
+Call broadcast_of(std::span<std::byte> bytes) {
+  Call call;
+  call.collective = Collective::broadcast;
+  call.output = bytes.data();
+  call.count = bytes.size();
+  call.type = Type::uint8;
+  return call;
 }
 
 }  // namespace
@@ -40,16 +74,23 @@ plan::Barrier Exchange::barrier() const { return impl_->layout.barrier; }
 size_t Exchange::buckets() const { return impl_->layout.buckets.size(); }
 
 Result<void> Exchange::ready(uint32_t tensor, uint64_t step) {
-  return impl_->group->together([&] { return impl_->ready(tensor, step); });
+  return impl_->group->together([&] { return impl_->ready(tensor, step, true); });
 }
 
-Result<void> Exchange::Impl::ready(uint32_t tensor, uint64_t step) {
+Result<void> Exchange::ready_without(uint32_t tensor, uint64_t step) {
+  return impl_->group->together([&] { return impl_->ready(tensor, step, false); });
+}
+
+Result<void> Exchange::Impl::ready(uint32_t tensor, uint64_t step, bool has_gradient) {
   WEFT_TRY(group->same_process());
+  // Its memory is the caller's until this call, if it is the next step's turn. Whether it is, is
+  // looked at again when it counts.
+  if (!has_gradient) WEFT_TRY(clear(tensor, step));
   trace::Event event;
   event.start_ns = group->recorder.now().count;
   event.shape = trace::Shape::instant;
   event.kind = trace::Kind::gradient_ready;
-  event.track = track;
+  event.track = group->recorder.thread_track();
   event.tensor = tensor;
   event.iteration = static_cast<uint32_t>(step);
   std::optional<uint32_t> bucket;
@@ -64,12 +105,23 @@ Result<void> Exchange::Impl::ready(uint32_t tensor, uint64_t step) {
   }
   event.layer = static_cast<uint16_t>(tensors[tensor].layer);
   event.bucket = layout.bucket_of[tensor];
-  event.bytes = tensors[tensor].data.size_bytes();
+  event.bytes = tensors[tensor].data.size();
   group->recorder.record(event);
   if (bucket) {
     group->want_progress_thread();
     group->mesh.reactor->wake();
   }
+  return {};
+}
+
+// A gradient that is not there counts as zeros.
+Result<void> Exchange::Impl::clear(uint32_t tensor, uint64_t step) {
+  {
+    std::lock_guard lock(group->mutex);
+    if (group->failure) return *group->failure;
+    WEFT_TRY(readiness.may_be_ready(tensor, step));
+  }
+  std::fill(tensors[tensor].data.begin(), tensors[tensor].data.end(), std::byte{0});
   return {};
 }
 
@@ -81,6 +133,21 @@ Result<void> Exchange::Impl::wait(uint32_t tensor, uint64_t step) {
   if (tensor >= tensors.size())
     return error(Code::invalid_argument, "tensor %u is not registered (there are %zu)", tensor,
                  tensors.size());
+  if (!group->recorder.on()) return wait_unrecorded(tensor, step);
+  trace::Event event;
+  event.start_ns = group->recorder.now().count;
+  auto done = wait_unrecorded(tensor, step);
+  event.duration_ns = group->recorder.now().count - event.start_ns;
+  event.kind = trace::Kind::wait;
+  event.track = group->recorder.thread_track();
+  event.tensor = tensor;
+  event.layer = static_cast<uint16_t>(tensors[tensor].layer);
+  event.iteration = static_cast<uint32_t>(step);
+  group->recorder.record(event);
+  return done;
+}
+
+Result<void> Exchange::Impl::wait_unrecorded(uint32_t tensor, uint64_t step) {
   const std::atomic<uint64_t>& steps_done = states[tensor].steps_done;
   auto done = [&] { return steps_done.load(std::memory_order_acquire) > step; };
   if (done()) return {};
@@ -110,40 +177,60 @@ Result<std::unique_ptr<Exchange>> Group::exchange(std::vector<Tensor> tensors) {
   return impl_->together([&] { return make_exchange(std::move(tensors)); });
 }
 
+// Everyone compares with rank 0 before the first gradient can travel.
+Result<void> Group::compare_with_root(const std::vector<Tensor>& tensors) {
+  Impl& group = *impl_;
+  const std::vector<uint64_t> own = fingerprints(tensors);
+  uint64_t count = own.size();
+  WEFT_TRY(run(broadcast_of(std::as_writable_bytes(std::span(&count, 1)))));
+  auto differs = [&](const std::string& how) {
+    Error refusal =
+        error(Code::invalid_argument, "%s differs: it registered other tensors than rank 0: %s",
+              group.describe(group.mesh.rank).c_str(), how.c_str());
+    group.post([&group, refusal] { group.fail(refusal, group.mesh.rank); });
+    return refusal;
+  };
+  if (count > kTensorsMax)
+    return differs(text("%llu are too many", static_cast<unsigned long long>(count)));
+  std::vector<uint64_t> root = own;
+  root.resize(count);
+  WEFT_TRY(run(broadcast_of(std::as_writable_bytes(std::span(root)))));
+  for (size_t t = 0; t < std::min<size_t>(count, own.size()); ++t)
+    if (root[t] != own[t])
+      return differs(text("tensor %zu here is %s", t, weft::runtime::describe(tensors[t]).c_str()));
+  if (count == own.size()) return {};
+  return differs(text("%zu here, %llu there", own.size(), static_cast<unsigned long long>(count)));
+}
+
 Result<std::unique_ptr<Exchange>> Group::make_exchange(std::vector<Tensor> tensors) {
   Impl& group = *impl_;
   WEFT_TRY(group.may_wait());
+  for (const Tensor& tensor : tensors) WEFT_TRY(check(tensor));
   {
     std::lock_guard lock(group.mutex);
     if (std::exchange(group.exchange_asked_for, true))
-      return error(Code::invalid_argument, "the group has its exchange already; there is only one");
+      return error(
+          Code::invalid_argument,
+          "the group has its exchange already, and the set of tensors stays what it was: a "
+          "tensor that has no gradient in a step is told by ready_without(); for another set "
+          "of tensors, leave and join again");
   }
   std::vector<schedule::Tensor> described;
   for (const Tensor& tensor : tensors)
-    described.push_back({tensor.name, tensor.data.size(), tensor.layer});
+    described.push_back({tensor.name, tensor.elements(), tensor.layer,
+                         static_cast<uint32_t>(reduce::size_of(tensor.type)),
+                         static_cast<uint8_t>(tensor.type)});
   plan::Plan sized = schedule::scaled(group.options.plan, group.options.shrink);
   WEFT_ASSIGN(schedule::Layout layout, schedule::make_layout(sized, described));
 
-  // Everyone compares with rank 0 before the first gradient can travel.
-  std::vector<float> own = fingerprint(tensors);
-  std::vector<float> root = own;
-  WEFT_TRY(broadcast(root, {0}));
-  if (root != own) {
-    Error differs = error(Code::invalid_argument,
-                          "%s differs: it registered other tensors than rank 0 (%zu here)",
-                          group.describe(group.mesh.rank).c_str(), tensors.size());
-    group.post([&group, differs] { group.fail(differs, group.mesh.rank); });
-    return differs;
-  }
+  WEFT_TRY(compare_with_root(tensors));
 
   auto made = std::make_shared<Exchange::Impl>(std::move(tensors), std::move(layout));
   made->group = &group;
   const schedule::Choice& choice = group.choice_among(group.mesh.ranks, group.hosts_of(nullptr));
   for (const schedule::Piece& piece : made->layout.pieces)
     made->algorithm_of.push_back(
-        schedule::algorithm_for(sized, piece.elements * schedule::kElementBytes, choice));
-  made->track =
-      group.recorder.track({trace::TrackType::thread, "framework", trace::kNone16, trace::kNone16});
+        schedule::algorithm_for(sized, piece.words * schedule::kElementBytes, choice));
   if (group.is_root())
     made->admission = std::make_unique<schedule::Admission>(made->layout, group.tree);
   else

@@ -62,6 +62,9 @@ Group::Impl::Impl(const Options& given, uint32_t epoch_in, capture::Recorder& re
       });
   control_track =
       recorder.track({trace::TrackType::control, "control", trace::kNone16, trace::kNone16});
+  says_ready = recorder.name("bucket ready, told");
+  hears_ready = recorder.name("bucket ready, heard of");
+  hears_start = recorder.name("start, heard of");
 }
 
 Result<std::shared_ptr<Group::Impl>> Group::Impl::join(const Options& options,
@@ -389,6 +392,22 @@ void Group::Impl::handle(join::ControlChannel& from, const Frame& frame) {
 
 // ---- the exchange ------------------------------------------------------------------------
 
+// A message of the protocol, at the moment at which it is handed to the control channel or taken
+// from it.
+void Group::Impl::record_control(trace::NameId name, uint32_t bucket, uint64_t step, Rank peer) {
+  if (!recorder.on()) return;
+  trace::Event event;
+  event.start_ns = recorder.now().count;
+  event.shape = trace::Shape::instant;
+  event.kind = trace::Kind::control;
+  event.name = name;
+  event.track = control_track;
+  event.iteration = static_cast<uint32_t>(step);
+  event.bucket = bucket;
+  event.peer = static_cast<uint16_t>(peer.index);
+  recorder.record(event);
+}
+
 void Group::Impl::start(const schedule::Start& begin) {
   const schedule::Piece& piece = exchange->layout.pieces[begin.piece];
   const schedule::Bucket& bucket = exchange->layout.buckets[piece.bucket];
@@ -405,15 +424,19 @@ void Group::Impl::start(const schedule::Start& begin) {
   operation.shape.ranks = mesh.ranks;
   operation.shape.elements = piece.elements;
   if (operation.shape.algorithm == Algorithm::hierarchical) operation.shape.host_of = host_of;
+  operation.type = exchange->tensors[bucket.tensors.front()].type;
+  // Where all data meets in one place, sixteen bits are rounded once; elsewhere at every step.
+  operation.shape.wide =
+      operation.shape.algorithm == Algorithm::direct && bucket.element_bytes == 2 && mesh.ranks > 2;
   // The piece's stretch of the bucket, as parts of the tensors that lie in it.
   uint64_t first = piece.first, end = piece.first + piece.elements;
   for (size_t i = 0; i < bucket.tensors.size(); ++i) {
-    std::span<float> data = exchange->tensors[bucket.tensors[i]].data;
+    const Tensor& tensor = exchange->tensors[bucket.tensors[i]];
     uint64_t from = std::max(first, bucket.offsets[i]);
-    uint64_t to = std::min(end, bucket.offsets[i] + data.size());
+    uint64_t to = std::min(end, bucket.offsets[i] + tensor.elements());
     if (from < to)
-      operation.output.add(
-          std::as_writable_bytes(data.subspan(from - bucket.offsets[i], to - from)));
+      operation.output.add(tensor.data.subspan((from - bucket.offsets[i]) * bucket.element_bytes,
+                                               (to - from) * bucket.element_bytes));
   }
   operation.input = operation.output;
   exchange->running[begin.operation] = {begin.piece, begin.step};
@@ -459,7 +482,7 @@ void Group::Impl::finished_piece(uint64_t operation) {
     event.tensor = t;
     event.layer = static_cast<uint16_t>(exchange->tensors[t].layer);
     event.iteration = static_cast<uint32_t>(done.step);
-    event.bytes = exchange->tensors[t].data.size_bytes();
+    event.bytes = exchange->tensors[t].data.size();
     recorder.record(event);
     state.steps_done.fetch_add(1, std::memory_order_release);
   }

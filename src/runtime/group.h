@@ -22,6 +22,7 @@ inline constexpr const char* kNoMemory = "no memory left";
 
 struct Work::State {
   Group::Impl* group = nullptr;
+  uint32_t operation = trace::kNone;  // as the trace numbers it
   std::atomic<bool> done{false};
   uint32_t source = kAnyRank;                                // of a message; known when it is done
   std::vector<std::function<void(Result<void>)>> callbacks;  // guarded by Group::Impl::mutex
@@ -55,13 +56,14 @@ struct Exchange::Impl {
     uint64_t step;
     Nanos since;
   };
-  std::list<Waiter> waiters;  // guarded by Group::Impl::mutex
-  trace::TrackId track = 0;
+  std::list<Waiter> waiters;            // guarded by Group::Impl::mutex
   std::vector<Algorithm> algorithm_of;  // by piece
 
   Impl(std::vector<Tensor> registered, schedule::Layout made);
-  Result<void> ready(uint32_t tensor, uint64_t step);
+  Result<void> ready(uint32_t tensor, uint64_t step, bool has_gradient);
+  Result<void> clear(uint32_t tensor, uint64_t step);
   Result<void> wait(uint32_t tensor, uint64_t step);
+  Result<void> wait_unrecorded(uint32_t tensor, uint64_t step);
 };
 
 struct Group::Impl : std::enable_shared_from_this<Group::Impl> {
@@ -119,6 +121,7 @@ struct Group::Impl : std::enable_shared_from_this<Group::Impl> {
   // Returns when `done` holds or the group has failed, moving things along meanwhile.
   // `done` is asked with and without the mutex held: it may take no lock.
   void drive_until(const std::function<bool()>& done);
+  void record_wait(Nanos begin, uint32_t operation);  // of the calling thread, until now
   void post(std::function<void()> command);
   void once();  // one turn, if nobody else is driving
   // The right to turn. Whoever has it is known, because a callback may call back.
@@ -154,6 +157,7 @@ struct Group::Impl : std::enable_shared_from_this<Group::Impl> {
   void handle_frames();
   void handle(join::ControlChannel& from, const join::Frame& frame);
   void makes_no_sense(Rank peer, join::Control type);
+  void record_control(trace::NameId name, uint32_t bucket, uint64_t step, Rank peer);
   void start(const schedule::Start& start);
   void finished(const collective::Key& key);
   void finished_piece(uint64_t operation);
@@ -229,6 +233,7 @@ struct Group::Impl : std::enable_shared_from_this<Group::Impl> {
   std::vector<uint32_t> host_of;                                      // by rank
   uint32_t all_hosts = 1;
   trace::TrackId control_track = 0;
+  trace::NameId says_ready = trace::kNone, hears_ready = trace::kNone, hears_start = trace::kNone;
 
   std::mutex mutex;
   std::condition_variable changed;

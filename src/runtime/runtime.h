@@ -88,12 +88,23 @@ struct Options {
 // clock is not known before they meet: each counts as a host.
 trace::Environment describe_rank(const Options& options);
 
-// One gradient: where it lies, and which layer's forward needs the result first. Listed in
-// forward order, the same on all ranks.
+// One gradient: where it lies, of which floating-point type its elements are, and which layer's
+// forward needs the result first. Listed in forward order, the same on all ranks.
 struct Tensor {
   std::string name;
-  std::span<float> data;
+  std::span<std::byte> data;
   uint32_t layer = 0;
+  Type type = Type::float32;
+
+  Tensor(std::string its_name, std::span<float> its_data, uint32_t its_layer = 0)
+      : name(std::move(its_name)), data(std::as_writable_bytes(its_data)), layer(its_layer) {}
+  Tensor(std::string its_name, void* its_data, uint64_t elements, Type its_type,
+         uint32_t its_layer = 0)
+      : name(std::move(its_name)),
+        data(static_cast<std::byte*>(its_data), elements * reduce::size_of(its_type)),
+        layer(its_layer),
+        type(its_type) {}
+  uint64_t elements() const { return data.size() / reduce::size_of(type); }
 };
 
 // A message may be received from whichever rank sends one.
@@ -171,6 +182,9 @@ class Exchange {
   // The gradient of `tensor` in `step` (0, 1, 2, ...) is in its memory, which belongs to the
   // exchange until the wait for it returns. When all are done it holds the sum over all ranks.
   Result<void> ready(uint32_t tensor, uint64_t step);
+  // The same for a tensor on which this rank has nothing to say in this step: it counts as zeros,
+  // and its memory is set to them. All ranks may say so; the sum is zeros then.
+  Result<void> ready_without(uint32_t tensor, uint64_t step);
   // Returns when the sum is there, or with the group's failure.
   Result<void> wait(uint32_t tensor, uint64_t step);
   Result<void> wait_all(uint64_t step);
@@ -217,7 +231,8 @@ class Group {
   // alike, in the same order; others need not. It may outlive this one.
   Result<std::unique_ptr<Group>> subgroup(std::span<const uint32_t> ranks);
 
-  // Registers the tensors. All ranks call it once; a rank whose tensors differ is named.
+  // Registers the tensors, whose elements are fp64, fp32, fp16 or bf16. All ranks call it once; a
+  // rank whose tensors differ is named, with the first one that does.
   Result<std::unique_ptr<Exchange>> exchange(std::vector<Tensor> tensors);
 
   // Ends the group for everyone, with this reason. All waits end.
@@ -247,6 +262,7 @@ class Group {
  private:
   Group(std::shared_ptr<Impl> impl, collective::Members members, uint32_t id);
   Result<std::unique_ptr<Exchange>> make_exchange(std::vector<Tensor> tensors);
+  Result<void> compare_with_root(const std::vector<Tensor>& tensors);
   std::shared_ptr<Impl> impl_;
   collective::Members members_;  // null: all ranks of the job
   uint32_t id_ = 0;

@@ -129,6 +129,110 @@ TEST(Exchange, is_exact_under_random_plans_and_random_ready_orders) {
   }
 }
 
+// Small whole numbers, which every type holds and adds exactly.
+double whole(size_t i, uint32_t t, uint64_t step, uint32_t rank) {
+  return static_cast<double>((i * 3 + t * 5 + step * 7 + rank * 2) % 16);
+}
+
+// As bytes of a type, and back.
+void put(Type type, std::byte* at, double value) {
+  auto narrow = static_cast<float>(value);
+  if (type == Type::float64) {
+    std::memcpy(at, &value, sizeof value);
+  } else if (type == Type::float32) {
+    std::memcpy(at, &narrow, sizeof narrow);
+  } else {
+    reduce::narrow(type, at, &narrow, 1);
+  }
+}
+
+double get(Type type, const std::byte* at) {
+  double value = 0;
+  float narrow = 0;
+  if (type == Type::float64) {
+    std::memcpy(&value, at, sizeof value);
+    return value;
+  }
+  if (type == Type::float32)
+    std::memcpy(&narrow, at, sizeof narrow);
+  else
+    reduce::widen(type, &narrow, at, 1);
+  return double{narrow};
+}
+
+TEST(Exchange, takes_every_floating_point_type_and_mixes_none) {
+  constexpr Type kTypes[] = {Type::float64, Type::float32, Type::float16, Type::bfloat16};
+  for (uint64_t seed = 0; seed < 12; ++seed) {
+    SCOPED_TRACE(text("seed %llu", static_cast<unsigned long long>(seed)));
+    Rng rng(seed);
+    plan::Plan plan = random_plan(rng);
+    uint32_t ranks = 2 + static_cast<uint32_t>(rng.below(3));
+    std::vector<std::pair<uint64_t, Type>> made;
+    for (uint64_t i = 0; i < 2 + rng.below(8); ++i)
+      made.emplace_back(rng.below(30000), kTypes[rng.below(4)]);
+    expect_ok(run_ranks(ranks, plan, [&](Group& group, capture::Recorder&) -> Result<void> {
+      uint32_t rank = group.rank().index;
+      std::vector<std::vector<std::byte>> data;
+      std::vector<Tensor> tensors;
+      for (auto [elements, type] : made) data.emplace_back(elements * reduce::size_of(type));
+      for (uint32_t t = 0; t < made.size(); ++t)
+        tensors.emplace_back(text("t%u", t), data[t].data(), made[t].first, made[t].second, t);
+      WEFT_ASSIGN(auto exchange, group.exchange(tensors));
+      for (uint64_t step = 0; step < 3; ++step) {
+        // In one step in three a rank has nothing to say of a tensor; in one, none has.
+        auto has = [&](uint32_t t, uint32_t r) { return step != 1 || (t + r) % 2 == 0; };
+        auto any = [&](uint32_t t) { return step != 2 || t != 0 ? has(t, 0) || has(t, 1) : false; };
+        for (uint32_t t = 0; t < made.size(); ++t) {
+          auto [elements, type] = made[t];
+          size_t size = reduce::size_of(type);
+          for (size_t i = 0; i < elements; ++i)
+            put(type, data[t].data() + i * size, whole(i, t, step, rank));
+          const bool says = any(t) && has(t, rank);
+          WEFT_TRY(says ? exchange->ready(t, step) : exchange->ready_without(t, step));
+        }
+        WEFT_TRY(exchange->wait_all(step));
+        for (uint32_t t = 0; t < made.size(); ++t) {
+          auto [elements, type] = made[t];
+          for (size_t i = 0; i < elements; ++i) {
+            double sum = 0;
+            for (uint32_t r = 0; r < ranks; ++r)
+              if (any(t) && has(t, r)) sum += whole(i, t, step, r);
+            double found = get(type, data[t].data() + i * reduce::size_of(type));
+            if (found != sum)
+              return error(Code::corrupt, "tensor %u (%s), element %zu, step %llu: %g, not %g", t,
+                           reduce::name_of(type), i, static_cast<unsigned long long>(step), found,
+                           sum);
+          }
+        }
+      }
+      return {};
+    }));
+  }
+}
+
+TEST(Exchange, the_set_of_tensors_stays) {
+  expect_ok(run_ranks(2, plan::Plan(), [&](Group& group, capture::Recorder&) -> Result<void> {
+    std::vector<float> data(10, 1);
+    std::vector<int32_t> whole_numbers(10);
+    auto refused = group.exchange({Tensor("t", whole_numbers.data(), 10, Type::int32)});
+    EXPECT_FALSE(refused);
+    if (!refused) {
+      EXPECT_THAT(refused.error().message(), HasSubstr("its elements are int32"));
+    }
+    WEFT_ASSIGN(auto exchange, group.exchange({{"t", data, 0}}));
+    auto again = group.exchange({{"t", data, 0}, {"u", data, 0}});
+    EXPECT_FALSE(again);
+    if (!again) {
+      EXPECT_THAT(again.error().message(), HasSubstr("ready_without"));
+    }
+    EXPECT_FALSE(exchange->ready_without(1, 0));
+    EXPECT_FALSE(exchange->ready_without(0, 1));
+    EXPECT_EQ(data[0], 1) << "what was refused changes nothing";
+    WEFT_TRY(exchange->ready(0, 0));
+    return exchange->wait_all(0);
+  }));
+}
+
 TEST(Exchange, refuses_calls_that_make_no_sense) {
   expect_ok(run_ranks(2, plan::Plan(), [&](Group& group, capture::Recorder&) -> Result<void> {
     std::vector<float> data(10);
@@ -164,6 +268,31 @@ TEST(Failure, names_the_rank_with_other_tensors) {
   for (auto& outcome : outcomes) {
     ASSERT_FALSE(outcome);
     EXPECT_THAT(outcome.error().message(), HasSubstr("rank 1 on localhost differs"));
+  }
+}
+
+TEST(Failure, names_the_tensor_that_differs) {
+  for (int how = 0; how < 3; ++how) {
+    auto outcomes =
+        run_ranks(3, plan::Plan(), [&](Group& group, capture::Recorder&) -> Result<void> {
+          const bool other = group.rank().index == 2;
+          std::vector<float> data(10);
+          std::vector<Tensor> tensors = {{"same", data, 0}, {"mine", data, 1}};
+          if (other && how == 0) tensors[1].layer = 2;
+          if (other && how == 1) tensors[1] = Tensor("mine", data.data(), 20, Type::float16, 1);
+          if (other && how == 2) tensors.emplace_back("more", data, 1);
+          auto exchange = group.exchange(tensors);
+          if (!exchange) return std::move(exchange).error();
+          return (*exchange)->wait(0, 0);
+        });
+    for (auto& outcome : outcomes) {
+      ASSERT_FALSE(outcome);
+      EXPECT_THAT(outcome.error().message(), HasSubstr("rank 2 on localhost differs"));
+      EXPECT_THAT(outcome.error().message(),
+                  HasSubstr(how == 2   ? "3 here, 2 there"
+                            : how == 1 ? "tensor 1 here is \"mine\", 20 float16 of layer 1"
+                                       : "tensor 1 here is \"mine\", 10 float32 of layer 2"));
+    }
   }
 }
 

@@ -15,7 +15,7 @@ std::vector<uint32_t> Readiness::lacking(uint32_t tensor, uint64_t step) const {
   return out;
 }
 
-Result<std::optional<uint32_t>> Readiness::ready(uint32_t tensor, uint64_t step) {
+Result<void> Readiness::may_be_ready(uint32_t tensor, uint64_t step) const {
   if (tensor >= next_step_.size())
     return error(Code::invalid_argument, "tensor %u is not registered (there are %zu)", tensor,
                  next_step_.size());
@@ -31,6 +31,12 @@ Result<std::optional<uint32_t>> Readiness::ready(uint32_t tensor, uint64_t step)
                    "tensor %u is ready for step %llu before tensor %u of its bucket for step %llu",
                    tensor, static_cast<unsigned long long>(step), mate,
                    static_cast<unsigned long long>(next_step_[mate]));
+  return {};
+}
+
+Result<std::optional<uint32_t>> Readiness::ready(uint32_t tensor, uint64_t step) {
+  WEFT_TRY(may_be_ready(tensor, step));
+  uint32_t bucket = layout_.bucket_of[tensor];
   ++next_step_[tensor];
   if (--missing_[bucket] > 0) return std::optional<uint32_t>();
   missing_[bucket] = static_cast<uint32_t>(layout_.buckets[bucket].tensors.size());
@@ -62,7 +68,7 @@ Result<void> Admission::finished(uint64_t operation) {
 std::optional<Start> Admission::next() {
   if (eligible_.empty()) return std::nullopt;
   const Eligible& front = eligible_.top();
-  uint64_t elements = layout_.pieces[front.piece].elements;
+  uint64_t elements = layout_.pieces[front.piece].words;
   uint64_t credit = layout_.credit_elements;
   // A piece larger than the credit may still run alone; a smaller one behind it may not pass it.
   if (credit != 0 && !running_.empty() && in_flight_ + elements > credit) return std::nullopt;

@@ -26,6 +26,14 @@ void close_bucket(std::vector<uint32_t>& members, std::vector<Bucket>& buckets) 
   members.clear();
 }
 
+// The bucket of one type that is being filled by the rule.
+struct Open {
+  uint8_t type = 0;
+  std::vector<uint32_t> members;
+  uint64_t filled = 0;
+  bool first = true;
+};
+
 }  // namespace
 
 Result<void> supported(const plan::Plan& plan) {
@@ -94,34 +102,43 @@ Result<Layout> make_layout(const plan::Plan& plan, std::span<const Tensor> tenso
         return error(Code::invalid_argument, "plan /buckets/%zu: tensor \"%s\" is in two buckets",
                      b, name.c_str());
       placed[t] = true;
+      if (!members.empty() && tensors[members.front()].type != tensors[t].type)
+        return error(
+            Code::invalid_argument,
+            "plan /buckets/%zu: tensors \"%s\" and \"%s\" have elements of different types, "
+            "and a bucket has one",
+            b, tensors[members.front()].name.c_str(), tensors[t].name.c_str());
       members.push_back(t);
     }
     close_bucket(members, layout.buckets);
     said_priority.push_back(plan.buckets[b].priority);
   }
 
-  // The rest in the order in which backward makes them: the last layer's last tensor first.
-  uint64_t filled = 0;
-  bool first = true;
+  // The rest in the order in which backward makes them: the last layer's last tensor first. Each
+  // type fills buckets of its own.
+  std::vector<Open> open;
   for (size_t i = tensors.size(); i-- > 0;) {
     if (placed[i]) continue;
-    uint64_t limit = whole_elements(first ? plan.bucket_rule.first : plan.bucket_rule.size);
-    uint64_t elements = tensors[i].elements;
-    if (!plan.bucket_rule.may_exceed && !members.empty() && filled + elements > limit) {
-      close_bucket(members, layout.buckets);
-      filled = 0;
-      first = false;
-      limit = whole_elements(plan.bucket_rule.size);
-    }
-    members.push_back(static_cast<uint32_t>(i));
-    filled += elements;
-    if (filled >= limit) {
-      close_bucket(members, layout.buckets);
-      filled = 0;
-      first = false;
-    }
+    const Tensor& tensor = tensors[i];
+    auto at = std::find_if(open.begin(), open.end(),
+                           [&](const Open& other) { return other.type == tensor.type; });
+    if (at == open.end()) at = open.insert(open.end(), Open{tensor.type, {}});
+    auto close = [&] {
+      close_bucket(at->members, layout.buckets);
+      at->filled = 0;
+      at->first = false;
+    };
+    auto limit = [&] {
+      return whole_elements(at->first ? plan.bucket_rule.first : plan.bucket_rule.size);
+    };
+    if (!plan.bucket_rule.may_exceed && !at->members.empty() &&
+        at->filled + tensor.words() > limit())
+      close();
+    at->members.push_back(static_cast<uint32_t>(i));
+    at->filled += tensor.words();
+    if (at->filled >= limit()) close();
   }
-  close_bucket(members, layout.buckets);
+  for (Open& left : open) close_bucket(left.members, layout.buckets);
   said_priority.resize(layout.buckets.size());
 
   std::unordered_map<uint32_t, int64_t> tensor_priority;
@@ -134,6 +151,7 @@ Result<Layout> make_layout(const plan::Plan& plan, std::span<const Tensor> tenso
   for (uint32_t b = 0; b < layout.buckets.size(); ++b) {
     Bucket& bucket = layout.buckets[b];
     std::optional<int64_t> priority;
+    bucket.element_bytes = tensors[bucket.tensors.front()].element_bytes;
     for (uint32_t t : bucket.tensors) {
       layout.bucket_of[t] = b;
       bucket.offsets.push_back(bucket.elements);
@@ -148,20 +166,21 @@ Result<Layout> make_layout(const plan::Plan& plan, std::span<const Tensor> tenso
 
     // Pieces of nearly equal size: a small last one would cost a full latency for little data.
     uint64_t count = 1;
-    if (piece_limit > 0 && bucket.elements > 0)
-      count = (bucket.elements + piece_limit - 1) / piece_limit;
+    const uint64_t words = Tensor::words_of(bucket.elements, bucket.element_bytes);
+    if (piece_limit > 0 && words > 0) count = (words + piece_limit - 1) / piece_limit;
     if (count > std::numeric_limits<uint16_t>::max())
       return error(Code::invalid_argument,
                    "plan /partition: cuts a bucket of %s into %llu pieces; at most %u are possible",
-                   format_bytes({bucket.elements * kElementBytes}).c_str(),
+                   format_bytes({bucket.elements * bucket.element_bytes}).c_str(),
                    static_cast<unsigned long long>(count),
                    unsigned{std::numeric_limits<uint16_t>::max()});
     bucket.first_piece = static_cast<uint32_t>(layout.pieces.size());
     bucket.pieces = static_cast<uint32_t>(count);
     for (uint64_t k = 0; k < count; ++k) {
       uint64_t first_element = cut(bucket.elements, k, count);
-      layout.pieces.push_back({b, static_cast<uint16_t>(k), first_element,
-                               cut(bucket.elements, k + 1, count) - first_element});
+      uint64_t elements = cut(bucket.elements, k + 1, count) - first_element;
+      layout.pieces.push_back({b, static_cast<uint16_t>(k), first_element, elements,
+                               Tensor::words_of(elements, bucket.element_bytes)});
     }
   }
 

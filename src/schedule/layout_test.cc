@@ -50,6 +50,28 @@ TEST(Layout, explicit_buckets_come_first_and_the_rest_follows_the_rule) {
   EXPECT_EQ(layout->buckets[0].priority, 7);
 }
 
+TEST(Layout, tensors_of_different_types_share_no_bucket) {
+  plan::Plan plan;
+  plan.bucket_rule = {kib(4), kib(4), true};
+  std::vector<Tensor> tensors = tensors_of({2, 2, 2, 2, 2, 2});
+  for (uint32_t t : {1, 3, 5}) {
+    tensors[t].type = 4;
+    tensors[t].element_bytes = 2;
+    tensors[t].elements *= 2;  // as many bytes
+  }
+  auto layout = make_layout(plan, tensors);
+  ASSERT_TRUE(layout);
+  EXPECT_EQ(groups(*layout), (std::vector<std::vector<uint32_t>>{{5, 3}, {4, 2}, {1}, {0}}));
+  EXPECT_EQ(layout->buckets[0].element_bytes, 2u);
+  EXPECT_EQ(layout->buckets[1].element_bytes, 4u);
+  EXPECT_EQ(layout->pieces[0].elements, 2048u);
+  EXPECT_EQ(layout->pieces[0].words, layout->pieces[1].words);
+  plan.buckets.push_back({{"t0", "t1"}, std::nullopt, std::nullopt});
+  layout = make_layout(plan, tensors);
+  ASSERT_FALSE(layout);
+  EXPECT_THAT(layout.error().message(), testing::HasSubstr("\"t0\" and \"t1\""));
+}
+
 TEST(Layout, priority_is_the_layer_that_needs_it_first) {
   plan::Plan plan;
   plan.order = plan::Order::layer;

@@ -18,7 +18,8 @@
 //   each rank: Steps of a Program (which chunk may go) ──► Dispatcher (the most urgent one, to which
 //              peer, over which lane; when it is settled) ──► the lane does as it is told
 //
-// Sizes are elements (fp32) of the job as it runs. Threads: one at a time per object.
+// Sizes are elements of the job as it runs, and those that compare buckets words of 4 bytes, which
+// an fp32 element is. Threads: one at a time per object.
 #pragma once
 
 #include <cstdint>
@@ -37,13 +38,20 @@
 
 namespace weft::schedule {
 
-inline constexpr uint64_t kElementBytes = 4;  // fp32
+inline constexpr uint64_t kElementBytes = 4;  // fp32, and a word
 
 // A gradient that takes part. Listed in forward order: the order of layers, then of creation.
 struct Tensor {
   std::string name;
   uint64_t elements = 0;
   uint32_t layer = 0;  // whose forward needs it first
+  // Of its elements. Tensors of different types share no bucket.
+  uint32_t element_bytes = kElementBytes;
+  uint8_t type = 1;  // reduce::Type
+  uint64_t words() const { return words_of(elements, element_bytes); }
+  static uint64_t words_of(uint64_t elements, uint64_t element_bytes) {
+    return (elements * element_bytes + kElementBytes - 1) / kElementBytes;
+  }
 };
 
 // A part of a bucket that travels as one operation.
@@ -52,12 +60,14 @@ struct Piece {
   uint16_t partition = 0;
   uint64_t first = 0;  // element offset in the bucket
   uint64_t elements = 0;
+  uint64_t words = 0;  // what it counts against the credit
 };
 
 struct Bucket {
   std::vector<uint32_t> tensors;  // in the order in which they lie
   std::vector<uint64_t> offsets;  // element offset of each
   uint64_t elements = 0;
+  uint32_t element_bytes = kElementBytes;
   int64_t priority = 0;      // smaller is more urgent; equal: first eligible first
   uint32_t first_piece = 0;  // its pieces are consecutive
   uint32_t pieces = 0;
@@ -68,8 +78,8 @@ struct Layout {
   std::vector<Bucket> buckets;
   std::vector<Piece> pieces;
   std::vector<uint32_t> bucket_of;  // by tensor
-  uint64_t chunk_elements = 0;
-  uint64_t credit_elements = 0;  // 0: no limit
+  uint64_t chunk_elements = 0;      // words
+  uint64_t credit_elements = 0;     // words; 0: no limit
   uint32_t lanes = 1;
   plan::Barrier barrier = plan::Barrier::all;
 };
@@ -100,6 +110,8 @@ class Readiness {
   // Gradient `tensor` of `step` is there. Returns the bucket that this completes, if any.
   // Fails if the tensor is unknown, was already ready for this step, or skips a step.
   Result<std::optional<uint32_t>> ready(uint32_t tensor, uint64_t step);
+  // What ready() would say, without its being so.
+  Result<void> may_be_ready(uint32_t tensor, uint64_t step) const;
   // The tensors of `tensor`'s bucket that were not made ready in `step`.
   std::vector<uint32_t> lacking(uint32_t tensor, uint64_t step) const;
 
