@@ -28,7 +28,7 @@ constexpr uint32_t kRanksInFull = 16;
 // Of a folded job, in all iterations together: a second's work.
 constexpr double kFoldedMessages = 1e6;
 // What folding was seen to miss of whole jobs (docs/cost_model.md).
-constexpr double kFoldError = 0.05;
+constexpr double kFoldError = 0.08;
 // Threads that wait for a core while others have it wait longer than first come, first served.
 constexpr double kBusy = 0.4;
 constexpr double kBusyError = 0.3;  // for each core's worth above that

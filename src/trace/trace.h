@@ -348,9 +348,9 @@ Result<Trace> read(const std::string& path, const ReadOptions& options = {});
 
 // ---- what was not said ---------------------------------------------------------------------
 
-// Where a process's compute, or its operations, have no iterations, finds them: by the first layer's
-// forward coming again after gradients or updates; without marks of compute by the steps of the
-// exchange, or by the operations repeating. Events get the numbers, and spans of iterations are
+// Where a process's compute, or its operations, have no iterations, finds them: by the first
+// layer's forward coming again after gradients or updates; without marks of compute by the steps of
+// the exchange, or by the operations repeating. Events get the numbers, and spans of iterations are
 // added. Returns what was inferred, and by what, for people; empty: nothing was.
 std::vector<std::string> infer_iterations(Trace& trace);
 
