@@ -20,8 +20,9 @@ namespace {
 
 // Every verb, in the order in which help lists them.
 constexpr void (*kVerbs[])(CLI::App&, Context&) = {
-    add_info,   add_show, add_export, add_align, add_replay, add_diagnose, add_optimize, add_diff,
-    add_report, add_plan, add_lab,    add_probe, add_run,    add_status,   add_doctor,   add_bench,
+    add_info,     add_show, add_export, add_align,  add_replay, add_diagnose,
+    add_optimize, add_diff, add_report, add_plan,   add_lab,    add_loop,
+    add_probe,    add_run,  add_status, add_doctor, add_bench,
 };
 
 }  // namespace

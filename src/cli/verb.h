@@ -97,6 +97,7 @@ void add_doctor(CLI::App& app, Context& context);
 void add_export(CLI::App& app, Context& context);
 void add_info(CLI::App& app, Context& context);
 void add_lab(CLI::App& app, Context& context);
+void add_loop(CLI::App& app, Context& context);
 void add_optimize(CLI::App& app, Context& context);
 void add_plan(CLI::App& app, Context& context);
 void add_probe(CLI::App& app, Context& context);

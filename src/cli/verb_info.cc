@@ -152,6 +152,11 @@ void print_run(const Options& options, const trace::Trace& trace) {
     facts.add(
         {"kernel",
          first.kernel + (first.congestion_control.empty() ? "" : ", " + first.congestion_control)});
+  for (const trace::Process& process : trace.processes)
+    for (const trace::Note& note : process.notes)
+      if (note.key == trace::kMarksRefused)
+        facts.add({"marks refused", text("rank %u: %s", process.environment.rank,
+                                         shortened(note.value, 200).c_str())});
   print(facts.text());
 }
 

@@ -115,7 +115,9 @@ std::string as_text(const trace::Summary& summary) {
 
 Outcome run(const Options& options, const Context& context) {
   WEFT_ASSIGN(const By by, trace::parse_by(options.by));
-  WEFT_ASSIGN(const auto trace, trace::read(options.run));
+  WEFT_ASSIGN(auto trace, trace::read(options.run));
+  if (by == By::iteration)
+    for (const std::string& inferred : trace::infer_iterations(trace)) complain(context, inferred);
   std::optional<uint32_t> rank;
   if (options.rank >= 0) {
     rank = static_cast<uint32_t>(options.rank);

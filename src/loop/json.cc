@@ -26,7 +26,46 @@ Json interval_of(const Interval& interval) {
   return {{"iteration_ms", interval.value}, {"low", interval.low}, {"high", interval.high}};
 }
 
+// What both kinds of loops say alike, behind `out`'s own.
+void add_found(const Found& found, Json& out) {
+  const optimize::Optimized& optimized = found.optimized;
+  out["predicted"] = interval_of(found.predicted_ms);
+  out["prediction_error_percent"] = found.prediction_error_percent;
+  out["self_replay_error_percent"] = found.fidelity.error_percent;
+  out["speedup"] = found.speedup;
+  out["kept_old"] = found.kept_old;
+  out["findings"] = Json::parse(analysis::findings_json(found.diagnosis));
+  out["decisions"] = decisions_of(optimized);
+  out["communication_free_ms"] = found.environment.to_target_ns(optimized.bound_ns) * 1e-6;
+  out["search"] = {{"seconds", optimized.seconds},
+                   {"replays", optimized.replays},
+                   {"finished", optimized.finished}};
+  out["unknown"] = found.predicted.unknown;
+  out["assumed"] = found.predicted.assumed;
+  out["paths"] = {{"before", found.paths.before},
+                  {"after", found.paths.after},
+                  {"predicted", found.paths.predicted},
+                  {"plan", found.paths.plan},
+                  {"report", found.paths.report}};
+  out["remarks"] = found.remarks;
+}
+
 }  // namespace
+
+std::string json(const ProgramOutcome& outcome) {
+  auto measured = [](const Run& run, const std::string& plan) {
+    Json out = interval_of(run.iteration_ms);
+    out["plan"] = plan;
+    out["iterations"] = run.iterations;
+    out["seconds"] = run.took.seconds();
+    return out;
+  };
+  Json out = {{"ranks", outcome.ranks},
+              {"before", measured(outcome.before, outcome.plan_before.name)},
+              {"after", measured(outcome.after, outcome.optimized.plan.name)}};
+  add_found(outcome, out);
+  return text_of(out);
+}
 
 std::string json(const Outcome& outcome) {
   auto measured = [](const lab::RunResult& run, const std::string& plan) {
@@ -36,40 +75,19 @@ std::string json(const Outcome& outcome) {
     out["sound"] = run.sound;
     return out;
   };
-  const optimize::Optimized& optimized = outcome.optimized;
-  auto ms = [&](double ns) { return outcome.environment.to_target_ns(ns) * 1e-6; };
-  return text_of(
-      {{"before", measured(outcome.before, outcome.plan_before.name)},
-       {"after", measured(outcome.after, optimized.plan.name)},
-       {"predicted", interval_of(outcome.predicted_ms)},
-       {"prediction_error_percent", outcome.prediction_error_percent},
-       {"self_replay_error_percent", outcome.fidelity.error_percent},
-       {"speedup", outcome.speedup},
-       {"kept_old", outcome.kept_old},
-       {"findings", Json::parse(analysis::findings_json(outcome.diagnosis))},
-       {"decisions", decisions_of(optimized)},
-       {"gradients_equal", outcome.before.sums_exact && outcome.after.sums_exact},
-       {"floor_ms", outcome.before.floor_ms},
-       {"communication_free_ms", ms(optimized.bound_ns)},
-       {"search",
-        {{"seconds", optimized.seconds},
-         {"replays", optimized.replays},
-         {"finished", optimized.finished}}},
-       {"dilation", outcome.before.dilation},
-       {"shrink", outcome.before.shrink},
-       {"cpu_busy_percent",
-        std::max(outcome.before.cpu_busy_percent, outcome.after.cpu_busy_percent)},
-       {"steal_percent", std::max(outcome.before.steal_percent, outcome.after.steal_percent)},
-       {"sound", outcome.before.sound && outcome.after.sound},
-       {"unknown", outcome.predicted.unknown},
-       {"assumed", outcome.predicted.assumed},
-       {"paths",
-        {{"before", outcome.paths.before},
-         {"after", outcome.paths.after},
-         {"predicted", outcome.paths.predicted},
-         {"plan", outcome.paths.plan},
-         {"report", outcome.paths.report}}},
-       {"remarks", outcome.remarks}});
+  Json out = {
+      {"before", measured(outcome.before, outcome.plan_before.name)},
+      {"after", measured(outcome.after, outcome.optimized.plan.name)},
+      {"gradients_equal", outcome.before.sums_exact && outcome.after.sums_exact},
+      {"floor_ms", outcome.before.floor_ms},
+      {"dilation", outcome.before.dilation},
+      {"shrink", outcome.before.shrink},
+      {"cpu_busy_percent",
+       std::max(outcome.before.cpu_busy_percent, outcome.after.cpu_busy_percent)},
+      {"steal_percent", std::max(outcome.before.steal_percent, outcome.after.steal_percent)},
+      {"sound", outcome.before.sound && outcome.after.sound}};
+  add_found(outcome, out);
+  return text_of(out);
 }
 
 }  // namespace weft::loop
