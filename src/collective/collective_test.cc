@@ -250,7 +250,7 @@ TEST(Trace, has_both_halves_of_every_chunk_and_every_operation) {
     const trace::Process& process = trace->processes[rank];
     EXPECT_EQ(process.dropped, 0u);
     std::set<uint32_t> operations;
-    std::map<uint32_t, double> sent_bytes;
+    std::map<uint32_t, double> sent_bytes, added_bytes;
     size_t counters = 0;
     for (const trace::Event& event : process.events) {
       if (event.shape == trace::Shape::counter) {
@@ -264,6 +264,13 @@ TEST(Trace, has_both_halves_of_every_chunk_and_every_operation) {
       if (event.kind == trace::Kind::operation) {
         EXPECT_TRUE(operations.insert(event.operation).second);
         EXPECT_EQ(event.bytes, kElements[event.operation] * 4);
+        continue;
+      }
+      if (event.kind == trace::Kind::reduce) {
+        EXPECT_EQ(event.shape, trace::Shape::span);
+        EXPECT_EQ(event.peer, (rank + kRanks - 1) % kRanks);
+        EXPECT_EQ(process.tracks[event.track].type, trace::TrackType::thread);
+        added_bytes[event.operation] += static_cast<double>(event.bytes);
         continue;
       }
       EXPECT_EQ(event.kind, trace::Kind::chunk);
@@ -289,6 +296,8 @@ TEST(Trace, has_both_halves_of_every_chunk_and_every_operation) {
     for (const auto& [operation, bytes] : sent_bytes) {
       double expected = 2.0 * (kRanks - 1) / kRanks * static_cast<double>(kElements[operation]) * 4;
       EXPECT_NEAR(bytes, expected, kRanks * 4) << "operation " << operation;
+      // The first half of what is received is added.
+      EXPECT_NEAR(added_bytes[operation], expected / 2, kRanks * 4) << "operation " << operation;
     }
   }
   EXPECT_EQ(receives, sends.size());
