@@ -205,7 +205,7 @@ TEST_F(Understanding, NoIterationIsAnError) {
   for (trace::Process& process : trace.processes) process.events.clear();
   auto recorded = understand(std::move(trace));
   ASSERT_FALSE(recorded.ok());
-  EXPECT_THAT(recorded.error().message(), HasSubstr("no iteration"));
+  EXPECT_THAT(recorded.error().message(), HasSubstr("no forward and no backward of any layer"));
 }
 
 TEST_F(Understanding, ARunWithoutCommunicationIsReplayedAsCompute) {
