@@ -23,14 +23,7 @@ demo: build ## measure and cut the time of a training job in an emulated cluster
 test: test-release ## build all and run every test that takes seconds
 
 test-all: ## everything: slow tests, sanitizers, clang, fuzzing, check
-	@tools/setup all
-	@$(MAKE) --no-print-directory test-release
-	@$(MAKE) --no-print-directory test-slow
-	@$(MAKE) --no-print-directory test-asan
-	@$(MAKE) --no-print-directory test-tsan
-	@$(MAKE) --no-print-directory test-clang
-	@$(MAKE) --no-print-directory test-fuzz
-	@$(MAKE) --no-print-directory check
+	@tools/test_all
 
 bench: build ## measure weft beside its peers and the limits of the machine
 	@tools/setup bench
@@ -75,7 +68,7 @@ test-release: build-all
 	  ctest --output-on-failure --rerun-failed; }; }
 
 test-slow: build-all
-	@cd build && ctest --output-on-failure -L slow
+	@cd build && $(CTEST) -L slow
 	@WEFT_SIM_SEEDS=20000 build/bin/runtime_test --gtest_brief=1 --gtest_filter='Simulation.ends_*'
 
 # The shadow memory of sanitizers needs addresses that a kernel with much randomisation may have
