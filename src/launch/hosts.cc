@@ -135,6 +135,18 @@ Result<uint16_t> free_port(const std::string& address) {
   return ntohs(bound.sin6_port);
 }
 
+Result<uint16_t> free_port_beside(const std::string& address, uint16_t taken) {
+  constexpr uint16_t kFirst = 1024, kLast = 65535;
+  constexpr int kTries = 8;  // the kernel seldom gives the same one twice in a row
+  if (is_this_host(address)) {
+    for (int i = 0; i < kTries; ++i) {
+      WEFT_ASSIGN(const uint16_t port, free_port(address));
+      if (port != taken) return port;
+    }
+  }
+  return taken == kLast ? kFirst : static_cast<uint16_t>(taken + 1);
+}
+
 std::string without_user(const std::string& host) { return host.substr(host.rfind('@') + 1); }
 
 bool is_this_host(const std::string& name) {

@@ -211,6 +211,12 @@ TEST(JobOnHosts, FillsHostsInOrder) {
   EXPECT_EQ(sent.at("WEFT_LOCAL_RANK"), "1");
   EXPECT_EQ(sent.at("WEFT_LOCAL_SIZE"), "2");
   EXPECT_EQ(sent.at("WEFT_RENDEZVOUS"), "10.0.0.1:5000");
+  EXPECT_EQ(sent.at("RANK"), "2");
+  EXPECT_EQ(sent.at("WORLD_SIZE"), "4");
+  EXPECT_EQ(sent.at("LOCAL_RANK"), "1");
+  EXPECT_EQ(sent.at("LOCAL_WORLD_SIZE"), "2");
+  EXPECT_EQ(sent.at("MASTER_ADDR"), "10.0.0.1");
+  EXPECT_EQ(sent.at("MASTER_PORT"), "5001");
   EXPECT_EQ(sent.at("WEFT_INTERFACE"), "eth1");
   EXPECT_EQ(sent.at("ASKED_FOR"), "yes");
   EXPECT_EQ((*job)[0].environment.at("ASKED_FOR"), "yes");
@@ -220,6 +226,21 @@ TEST(JobOnHosts, FillsHostsInOrder) {
   for (const std::string& word : (*job)[2].argv)
     EXPECT_THAT(word, Not(HasSubstr(sent.at("WEFT_SECRET"))));
   EXPECT_TRUE((*job)[2].environment.empty());
+}
+
+TEST(JobOnHosts, HasAPlaceForTorchsStoreBesideWeft) {
+  Placement placement;
+  placement.hosts = *parse_hosts("weft-b.invalid:1");
+  placement.remote_weft = "weft";
+  placement.rendezvous = "[fd00::1]:65535";
+  const auto far = sent_environment(job_on_hosts(1, {"p"}, placement)->at(0));
+  EXPECT_EQ(far.at("MASTER_ADDR"), "fd00::1");
+  EXPECT_EQ(far.at("MASTER_PORT"), "1024");
+  placement.hosts = *parse_hosts("localhost:1");
+  placement.rendezvous = "";
+  const auto here = job_on_hosts(1, {"p"}, placement)->at(0).environment;
+  EXPECT_EQ(here.at("MASTER_ADDR"), "127.0.0.1");
+  EXPECT_NE("127.0.0.1:" + here.at("MASTER_PORT"), here.at("WEFT_RENDEZVOUS"));
 }
 
 TEST(JobOnHosts, FindsAPlaceToMeet) {

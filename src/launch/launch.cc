@@ -8,6 +8,12 @@ namespace weft::launch {
 
 using membership::kRanksMax;
 
+namespace {
+
+constexpr const char* kHere = "127.0.0.1";
+
+}  // namespace
+
 Result<Variables> parse_variables(const std::vector<std::string>& list) {
   Variables out;
   for (const std::string& item : list) {
@@ -29,6 +35,15 @@ Result<Variables> parse_variables(const std::vector<std::string>& list) {
   return out;
 }
 
+Variables torch_variables(const Seat& seat, const std::string& store_address, uint16_t store_port) {
+  return {{"RANK", std::to_string(seat.rank)},
+          {"WORLD_SIZE", std::to_string(seat.ranks)},
+          {"LOCAL_RANK", std::to_string(seat.local_rank)},
+          {"LOCAL_WORLD_SIZE", std::to_string(seat.local_ranks)},
+          {"MASTER_ADDR", store_address},
+          {"MASTER_PORT", std::to_string(store_port)}};
+}
+
 Result<std::vector<Process>> local_job(uint32_t ranks, const std::vector<std::string>& argv,
                                        const Variables& added) {
   if (ranks < 1 || ranks > kRanksMax) {
@@ -37,7 +52,8 @@ Result<std::vector<Process>> local_job(uint32_t ranks, const std::vector<std::st
   if (argv.empty() || argv[0].empty()) {
     return error(Code::invalid_argument, "no program to start");
   }
-  WEFT_ASSIGN(const uint16_t port, free_port("127.0.0.1"));
+  WEFT_ASSIGN(const uint16_t port, free_port(kHere));
+  WEFT_ASSIGN(const uint16_t store, free_port_beside(kHere, port));
   const std::string secret = membership::new_secret();
   std::vector<Process> processes;
   for (uint32_t rank = 0; rank < ranks; ++rank) {
@@ -48,8 +64,9 @@ Result<std::vector<Process>> local_job(uint32_t ranks, const std::vector<std::st
                            {"WEFT_SIZE", std::to_string(ranks)},
                            {"WEFT_LOCAL_RANK", std::to_string(rank)},
                            {"WEFT_LOCAL_SIZE", std::to_string(ranks)},
-                           {"WEFT_RENDEZVOUS", "127.0.0.1:" + std::to_string(port)},
+                           {"WEFT_RENDEZVOUS", kHere + (":" + std::to_string(port))},
                            {"WEFT_SECRET", secret}};
+    process.environment.merge(torch_variables({rank, ranks, rank, ranks}, kHere, store));
     process.environment.insert(added.begin(), added.end());
     processes.push_back(std::move(process));
   }

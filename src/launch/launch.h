@@ -1,6 +1,7 @@
 // launch: how the processes of a job are started and minded, on this host and on others.
 //
-// Each gets WEFT_RANK, WEFT_SIZE, WEFT_RENDEZVOUS and a fresh WEFT_SECRET, which membership reads.
+// Each gets WEFT_RANK, WEFT_SIZE, WEFT_RENDEZVOUS and a fresh WEFT_SECRET, which membership reads,
+// and the variables from which torch.distributed learns the same (torch_variables()).
 //
 // The processes of a run print line by line behind their rank; signals are passed on; when one
 // fails, the others are ended, and which one failed first and how is told. Nothing is left behind:
@@ -79,7 +80,15 @@ using Variables = std::map<std::string, std::string>;
 // that is not set here.
 Result<Variables> parse_variables(const std::vector<std::string>& list);
 
-// N copies of a program on this machine, with a fresh secret and a free port.
+// What torch.distributed reads (its "env://"), and who follows it: RANK, WORLD_SIZE, LOCAL_RANK,
+// LOCAL_WORLD_SIZE, and where rank 0's store listens: MASTER_ADDR and MASTER_PORT.
+struct Seat {
+  uint32_t rank = 0, ranks = 1;
+  uint32_t local_rank = 0, local_ranks = 1;
+};
+Variables torch_variables(const Seat& seat, const std::string& store_address, uint16_t store_port);
+
+// N copies of a program on this machine, with a fresh secret and free ports.
 Result<std::vector<Process>> local_job(uint32_t ranks, const std::vector<std::string>& argv,
                                        const Variables& added = {});
 
@@ -137,6 +146,9 @@ std::string without_user(const std::string& host);
 // A port that was free a moment ago on `address` (numeric). Another program may take it before
 // rank 0 does; then rank 0 says so and the job is started again.
 Result<uint16_t> free_port(const std::string& address);
+// Another one than `taken`; the next one where `address` is not of this host, so that nobody can
+// look.
+Result<uint16_t> free_port_beside(const std::string& address, uint16_t taken);
 
 // An agent's command line for a command on a host: "ssh" -> ssh -o BatchMode=yes -T HOST COMMAND.
 // The words of the command must mean themselves to a shell, since ssh hands them to one.

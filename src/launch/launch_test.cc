@@ -169,6 +169,21 @@ TEST_F(LaunchTest, RanksKnowTheirGroup) {
   }
 }
 
+TEST_F(LaunchTest, RanksKnowTheirGroupAsTorchCallsIt) {
+  const auto ran = run_job(job(2,
+                               "echo $RANK of $WORLD_SIZE, $LOCAL_RANK of $LOCAL_WORLD_SIZE here, "
+                               "at $MASTER_ADDR; echo $MASTER_PORT $WEFT_RENDEZVOUS >&2"));
+  EXPECT_TRUE(ran.report.ok()) << ran.report.reason;
+  EXPECT_THAT(lines_of(ran.out),
+              ::testing::UnorderedElementsAre("[0] 0 of 2, 0 of 2 here, at 127.0.0.1",
+                                              "[1] 1 of 2, 1 of 2 here, at 127.0.0.1"));
+  const auto ports = lines_of(ran.err);
+  ASSERT_EQ(ports.size(), 2u);
+  EXPECT_EQ(ports[0].substr(4), ports[1].substr(4));
+  const std::string store = ports[0].substr(4, ports[0].find(' ', 4) - 4);
+  EXPECT_THAT(ports[0], ::testing::Not(::testing::EndsWith(":" + store)));
+}
+
 TEST_F(LaunchTest, TheEnvironmentIsAddedToTheCallers) {
   setenv("WEFT_LAUNCH_TEST", "mine", 1);
   setenv("WEFT_RANK", "77", 1);

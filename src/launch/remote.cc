@@ -219,6 +219,17 @@ Result<std::string> meeting_place(const Placement& placement) {
   return with_port(addresses ? addresses->front() : first, kFirstPort + number % kPorts);
 }
 
+// Where torch's store of rank 0 can listen: beside weft.
+Result<std::pair<std::string, uint16_t>> store_beside(const std::string& rendezvous) {
+  const size_t colon = rendezvous.rfind(':');
+  std::string address = rendezvous.substr(0, colon);
+  if (address.size() > 2 && address.front() == '[') address = address.substr(1, address.size() - 2);
+  uint16_t taken = 0;
+  WEFT_CHECK(parse_number(std::string_view(rendezvous).substr(colon + 1), taken));
+  WEFT_ASSIGN(const uint16_t port, free_port_beside(address, taken));
+  return std::pair(std::move(address), port);
+}
+
 Result<std::string> present_folder() {
   std::array<char, PATH_MAX> path{};
   if (getcwd(path.data(), path.size()) == nullptr) {
@@ -257,6 +268,7 @@ Result<std::vector<Process>> job_on_hosts(uint32_t ranks, const std::vector<std:
     return error(Code::invalid_argument, "no program to start");
   }
   WEFT_ASSIGN(const std::string rendezvous, meeting_place(placement));
+  WEFT_ASSIGN(const auto store, store_beside(rendezvous));
   WEFT_ASSIGN(const std::string folder, present_folder());
   const std::string secret = membership::new_secret();
   std::vector<Process> processes;
@@ -273,6 +285,8 @@ Result<std::vector<Process>> job_on_hosts(uint32_t ranks, const std::vector<std:
                              {"WEFT_LOCAL_SIZE", std::to_string(here)},
                              {"WEFT_RENDEZVOUS", rendezvous},
                              {"WEFT_SECRET", secret}};
+      process.environment.merge(
+          torch_variables({process.rank, ranks, local, here}, store.first, store.second));
       if (!placement.interface.empty()) process.environment["WEFT_INTERFACE"] = placement.interface;
       process.environment.insert(placement.added.begin(), placement.added.end());
       if (!is_this_host(host.name)) {
