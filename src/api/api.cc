@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
+#include <nlohmann/json.hpp>
 
 namespace weft::api {
 
@@ -109,9 +110,29 @@ Result<runtime::Options> find_options(const JoinOptions& given, const membership
   return options;
 }
 
+// Where `weft lab run` put this rank: facts by name, for those who read the trace.
+Result<std::map<std::string, std::string>> find_lab(const membership::Lookup& lookup) {
+  constexpr JsonLimits kLimits{.depth = 1, .values = 1000};
+  std::map<std::string, std::string> facts;
+  const auto words = lookup("WEFT_LAB");
+  if (!words || words->empty()) return facts;
+  nlohmann::json json;  // of no kind
+  if (check_json(*words, kLimits)) json = nlohmann::json::parse(*words, nullptr, false);
+  bool right = json.is_object();
+  for (const auto& [name, value] : json.items()) {
+    right = right && value.is_string();
+    if (right) facts[name] = value.get<std::string>();
+  }
+  if (right) return facts;
+  return error(Code::invalid_argument,
+               "WEFT_LAB is \"%s\": expected a JSON object of texts, as `weft lab run` sets it",
+               shown(*words).c_str());
+}
+
 // One file a rank, as every run of weft has.
 Result<std::unique_ptr<capture::Recorder>> start_recorder(const std::string& folder,
-                                                          const runtime::Options& joining) {
+                                                          const runtime::Options& joining,
+                                                          const membership::Lookup& lookup) {
   if (folder.empty()) return capture::Recorder::off();
   std::error_code failure;
   std::filesystem::create_directories(folder, failure);
@@ -119,6 +140,7 @@ Result<std::unique_ptr<capture::Recorder>> start_recorder(const std::string& fol
   capture::Options options;
   options.path = folder + "/" + trace::file_name(joining.rank.index);
   options.environment = runtime::describe_rank(joining);
+  WEFT_ASSIGN(options.environment.lab, find_lab(lookup));
   return capture::Recorder::start(std::move(options));
 }
 
@@ -218,7 +240,7 @@ Result<std::unique_ptr<Job>> join(const JoinOptions& given) {
   const std::string folder =
       given.trace ? *given.trace : lookup("WEFT_TRACE").value_or(std::string());
   options.probe = given.probe.value_or(!folder.empty());
-  WEFT_ASSIGN(std::shared_ptr<capture::Recorder> recorder, start_recorder(folder, options));
+  WEFT_ASSIGN(std::shared_ptr<capture::Recorder> recorder, start_recorder(folder, options, lookup));
   WEFT_ASSIGN(auto group, Group::join(options, *recorder));
   auto marks = std::make_shared<mark::Marks>(recorder);
   return std::unique_ptr<Job>(new Job(std::move(recorder), std::move(marks), std::move(group),

@@ -14,6 +14,7 @@
 //   WEFT_PLAN                   a plan's file or a preset; "default" if not set
 //   WEFT_TRACE                  a folder: each rank records into a file of its own there what weft
 //                               does, and what the program says of its own work (weft/mark.h)
+//   WEFT_LAB                    what `weft lab run` tells the trace of the lab
 //   WEFT_INTERFACE              the network interface to use
 //   WEFT_SHARED_MEMORY          0: no shared memory between ranks on one host
 //   WEFT_SEAL                   1: what goes between hosts is encrypted and proved

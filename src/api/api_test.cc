@@ -79,6 +79,9 @@ TEST(Join, refuses_wrong_variables_by_name) {
   EXPECT_THAT(refusal({{"WEFT_COSTS", "/no/such/file"}}), HasSubstr("WEFT_COSTS"));
   EXPECT_THAT(refusal({{"WEFT_COSTS", "/proc/version"}}), HasSubstr("not a file of costs"));
   EXPECT_THAT(refusal({{"WEFT_TRACE", "/proc/weft"}}), HasSubstr("/proc/weft"));
+  for (const char* words : {"lab", "[]", "7", "{\"hosts\": 2}", "[[[[", "{\"a\": {}}"})
+    EXPECT_THAT(refusal({{"WEFT_TRACE", new_folder("lab")}, {"WEFT_LAB", words}}),
+                HasSubstr("WEFT_LAB is \"" + std::string(words) + "\""));
   EXPECT_THAT(refusal({{"WEFT_RANK", "3"}, {"WEFT_SIZE", "3"}}), HasSubstr("WEFT_RANK"));
   EXPECT_THAT(refusal({{"WEFT_RANK", "0"}}), HasSubstr("WEFT_SIZE"));
 }

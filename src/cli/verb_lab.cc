@@ -1,11 +1,15 @@
 // weft lab: an emulated cluster on this machine, and training jobs to run in it.
 
 #include <CLI/CLI.hpp>
+#include <cstdio>
+#include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <span>
 
 #include "analysis.h"
 #include "lab_options.h"
+#include "launch_report.h"
 #include "table.h"
 #include "verb.h"
 #include "weft/lab.h"
@@ -16,12 +20,19 @@ namespace weft::cli {
 namespace {
 
 using Json = nlohmann::ordered_json;
+namespace fs = std::filesystem;
 
 struct Options {
   LabOptions lab;
   std::string engine = "weft";
   bool no_record = false;
   bool json = false;
+  // Of a program.
+  std::vector<std::string> command;
+  uint32_t ranks_per_host = 1;
+  std::vector<std::string> variables;
+  std::string timeout;
+  bool no_prefix = false;
 };
 
 Outcome run(const Options& options) {
@@ -64,6 +75,104 @@ Outcome run(const Options& options) {
   }
   if (!result.sums_exact) return Outcome::run_failed("a gradient differs from its exact sum");
   return {};
+}
+
+// ---- a program -----------------------------------------------------------------------------
+
+// What only the lab's own job understands, and what only a program does.
+constexpr const char* kOfModels[] = {"--model",     "--iterations", "--slow",     "--clock",
+                                     "--lane-rate", "--seed",       "--dilation", "--shrink",
+                                     "--no-probe",  "--engine",     "--burn",     "--compute-only"};
+constexpr const char* kOfPrograms[] = {"--ranks-per-host", "--env", "--timeout", "--no-prefix"};
+constexpr const char* kProgramLink = "1gbit";
+
+std::string given_of(const CLI::App& verb, std::span<const char* const> names) {
+  for (const char* name : names)
+    if (verb.count(name) > 0) return name;
+  return "";
+}
+
+// Ranks record where they are told to, and not over what is there.
+Result<void> record_into(const std::string& folder, lab::ProgramOptions& program) {
+  std::error_code failure;
+  const fs::path whole = fs::absolute(folder, failure).lexically_normal();
+  if (!failure && fs::exists(whole) && (!fs::is_directory(whole) || !fs::is_empty(whole)))
+    return error(Code::invalid_argument, "%s exists and is not an empty folder; name a new one",
+                 folder.c_str());
+  if (!failure) fs::create_directories(whole, failure);
+  if (failure) return io_error(failure.value(), "cannot make %s", folder.c_str());
+  program.variables["WEFT_TRACE"] = whole.string();
+  return {};
+}
+
+Outcome run_program(const Options& options, const CLI::App& verb) {
+  if (const std::string odd = given_of(verb, kOfModels); !odd.empty())
+    return Outcome::bad_call(odd + " is for the lab's own jobs, and a program was named after --");
+  lab::ProgramOptions program;
+  program.command = options.command;
+  program.hosts = verb.count("--hosts") > 0 ? options.lab.run.hosts : program.hosts;
+  program.ranks_per_host = options.ranks_per_host;
+  program.congestion_control = options.lab.run.congestion_control;
+  program.mtu = options.lab.run.mtu;
+  const std::string link = verb.count("--link") > 0 ? options.lab.link : kProgramLink;
+  WEFT_ASSIGN(program.link_bits_per_s, parse_rate(link));
+  if (!options.lab.flow.empty()) {
+    WEFT_ASSIGN(program.flow_bits_per_s, parse_rate(options.lab.flow));
+  }
+  WEFT_ASSIGN(program.variables, launch::parse_variables(options.variables));
+  if (verb.count("--plan") > 0) {
+    WEFT_ASSIGN(const plan::Plan plan, plan::load(options.lab.plan));  // it is refused here, once
+    std::error_code failure;
+    const bool file = fs::exists(options.lab.plan, failure);
+    program.variables["WEFT_PLAN"] =
+        file ? fs::absolute(options.lab.plan, failure).string() : options.lab.plan;
+  }
+  if (!options.timeout.empty()) {
+    WEFT_ASSIGN(program.how.deadline, parse_duration(options.timeout));
+  }
+  program.how.prefix_output = !options.no_prefix;
+  program.how.output_to_stderr = options.json;
+  const std::string& output = options.lab.run.output;
+  if (options.no_record)
+    program.variables["WEFT_TRACE"] = "";
+  else if (!output.empty())
+    WEFT_TRY(record_into(output, program));
+
+  WEFT_ASSIGN(const lab::ProgramResult result, lab::run_program(program, narrator()));
+  if (options.json) {
+    Json out = described(result.report);
+    out.update(Json{{"hosts", program.hosts},
+                    {"ranks", result.report.outcomes.size()},
+                    {"link_bits_per_s", program.link_bits_per_s},
+                    {"flow_bits_per_s", program.flow_bits_per_s},
+                    {"seconds", result.took.seconds()},
+                    {"cpu_busy_percent", result.cpu_busy_percent},
+                    {"steal_percent", result.steal_percent},
+                    {"confinement", result.confinement},
+                    {"run", options.no_record || output.empty() ? Json() : Json(output)}});
+    print_json(out);
+  } else {
+    const std::string flow =
+        program.flow_bits_per_s > 0 ? format_rate(program.flow_bits_per_s) : "no cap";
+    std::fprintf(stderr,
+                 "weft lab run: %u hosts, link %s, flow %s; %s; processors, which all hosts share, "
+                 "%.0f %% busy, %.0f %% stolen\n",
+                 program.hosts, format_rate(program.link_bits_per_s).c_str(), flow.c_str(),
+                 format_duration(result.took).c_str(), result.cpu_busy_percent,
+                 result.steal_percent);
+  }
+  return result.report.ok() ? Outcome() : Outcome::run_failed(result.report.reason);
+}
+
+Outcome run_either(const Options& options, const CLI::App& verb) {
+  if (!options.command.empty()) return run_program(options, verb);
+  if (const std::string odd = given_of(verb, kOfPrograms); !odd.empty())
+    return Outcome::bad_call(odd + " is for a program, which is named after --");
+  if (options.lab.run.model.empty())
+    return Outcome::bad_call("--model or a program after -- must say what to run; see --help");
+  if (options.lab.run.output.empty())
+    return Outcome::bad_call("-o must name a folder to make for the run");
+  return run(options);
 }
 
 Outcome models(const std::string& which, bool json) {
@@ -155,10 +264,27 @@ Outcome check(const lab::CheckOptions& asked, const std::string& link, const std
 
 void add_lab_run(CLI::App& group, Context& context) {
   auto options = std::make_shared<Options>();
-  CLI::App* verb = add_verb(group, "run", "Runs a model on an emulated cluster and records it.",
-                            "weft lab run --model vgg16 --hosts 4 --link 25gbit --flow 5gbit "
-                            "--plan ddp -o run1");
+  CLI::App* verb = add_verb(
+      group, "run", "Runs a model, or a program of yours, on an emulated cluster and records it.",
+      "weft lab run --model vgg16 --hosts 4 --link 25gbit --flow 5gbit --plan ddp -o run1\n"
+      "weft lab run --hosts 2 --link 1gbit --flow 200mbit -o run2 -- python train.py");
   add_lab_options(*verb, options->lab);
+  verb->get_option("--model")->required(false);
+  verb->add_option("PROGRAM", options->command,
+                   "Instead of a model: what each rank runs, with its arguments, after --; nothing "
+                   "is slowed or shrunk then, and --link is " +
+                       std::string(kProgramLink) + " and --hosts 2 unless given");
+  verb->add_option("--ranks-per-host", options->ranks_per_host, "Of a program")
+      ->check(CLI::Range(1u, 64u).description(""))
+      ->capture_default_str();
+  verb->add_option("-x,--env", options->variables, "A variable for every rank of a program")
+      ->type_name("NAME[=VALUE]")
+      ->allow_extra_args(false);
+  verb->add_option("--timeout", options->timeout, "End a program that takes longer, as in 10m")
+      ->type_name("TIME")
+      ->check(flaw_of_duration);
+  verb->add_flag("--no-prefix", options->no_prefix,
+                 "Show a program's output as it comes, without \"[rank] \"");
   verb->add_option("--plan", options->lab.plan, "A plan file, or a preset")->capture_default_str();
   verb->add_option("--engine", options->engine, "Who communicates")
       ->check(CLI::IsMember({"weft", "gloo", "openmpi", "horovod"}))
@@ -167,10 +293,10 @@ void add_lab_run(CLI::App& group, Context& context) {
   verb->add_flag("--compute-only", options->lab.run.compute_only, "Leave communication out");
   verb->add_flag("--burn", options->lab.run.burn,
                  "Compute takes processor time, as training on a processor does, not timers");
-  verb->add_option("-o,--output", options->lab.run.output, "Folder to make for the run")
-      ->required();
-  verb->add_flag("--json", options->json, "Print one JSON object");
-  on_call(*verb, context, [options] { return run(*options); });
+  verb->add_option("-o,--output", options->lab.run.output, "Folder to make for the run");
+  verb->add_flag("--json", options->json,
+                 "Print one JSON object; what a program prints goes to standard error");
+  on_call(*verb, context, [options, verb] { return run_either(*options, *verb); });
 }
 
 }  // namespace

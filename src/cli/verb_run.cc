@@ -8,6 +8,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "launch_report.h"
 #include "verb.h"
 #include "weft/launch.h"
 
@@ -28,25 +29,6 @@ struct Options {
   bool no_prefix = false;
   bool json = false;
 };
-
-Json described(const launch::Report& report) {
-  Json outcomes = Json::array();
-  for (const launch::Outcome& outcome : report.outcomes) {
-    Json one = {{"rank", outcome.rank}};
-    if (outcome.signal != 0) {
-      one["signal"] = outcome.signal;
-    } else {
-      one["exit_code"] = outcome.exit_code;
-    }
-    one["ended_by_us"] = outcome.ended_by_us;
-    one["seconds"] = outcome.after.seconds();
-    outcomes.push_back(std::move(one));
-  }
-  return {{"ok", report.ok()},
-          {"first_failure", report.first_failure ? Json(*report.first_failure) : Json()},
-          {"reason", report.reason},
-          {"outcomes", std::move(outcomes)}};
-}
 
 // Exit codes by which a shell says that there is no program, or that it could not be started.
 constexpr int kExitNotFound = 127, kExitNotStarted = 126;
@@ -93,12 +75,6 @@ Outcome run_remote_child(const Context& context) {
   if (code) return Outcome::said(*code);
   complain(context, code.error().message());
   return Outcome::said(code.error().code() == Code::not_found ? kExitNotFound : kExitNotStarted);
-}
-
-std::string flaw_of_duration(const std::string& value) {
-  const auto duration = parse_duration(value);
-  if (!duration) return duration.error().message();
-  return duration->count > 0 ? "" : "\"" + value + "\" is not a time to wait";
 }
 
 }  // namespace

@@ -289,7 +289,9 @@ void read_facts(const trace::Trace& trace, Costs& costs) {
   const trace::Environment& environment = trace.processes.front().environment;
   Costs::Sending& sending = costs.sending;
   sending.cores = std::clamp(environment.cores, 1u, 4096u);
-  sending.shared_processor = environment.emulated_compute;
+  // The lab's hosts are all on one machine, whether what runs there is emulated or real.
+  sending.shared_processor =
+      environment.emulated_compute || environment.lab.contains("lab.confinement");
   // Packets below a page's worth would only make replay slow.
   constexpr double kLeastPacket = 4096;
   if (auto bytes = number(environment.lab, "lab.gso_max_bytes"))

@@ -249,6 +249,16 @@ TEST(Messages, recorded_facts_are_read_and_bounded) {
   EXPECT_FALSE(costs.sending.shaped);
 }
 
+TEST(Messages, all_ranks_of_a_lab_share_its_processors) {
+  trace::Trace trace = busy_lane(100, 0.1);
+  EXPECT_FALSE(fit(trace).sending.shared_processor);
+  trace.processes[0].environment.lab = {{"lab.confinement", "user_namespaces"}};
+  EXPECT_TRUE(fit(trace).sending.shared_processor);  // a real program's
+  trace.processes[0].environment.lab.clear();
+  trace.processes[0].environment.emulated_compute = true;
+  EXPECT_TRUE(fit(trace).sending.shared_processor);
+}
+
 TEST(Messages, hostile_records_are_survived) {
   Rng rng(7);
   for (int round = 0; round < 200; ++round) {

@@ -100,14 +100,15 @@ struct Place {
   process::Command put(process::Command command) const {
     for (const int fd : kept) command.descriptors.push_back({fd, fd});
     command.dies_with_parent = dies_with_parent;
-    if (!namespaces.empty()) {
-      command.before_exec = [entered = namespaces] {
-        for (const int fd : entered)
-          if (setns(fd, 0) != 0) return errno;
-        return 0;
-      };
-    }
+    if (!namespaces.empty()) command.before_exec = entering();
     return command;
+  }
+  std::function<int()> entering() const {
+    return [entered = namespaces] {
+      for (const int fd : entered)
+        if (setns(fd, 0) != 0) return errno;
+      return 0;
+    };
   }
 };
 
@@ -267,6 +268,13 @@ Result<process::Child> Cluster::spawn(uint32_t host, process::Command command) c
   Fd channel;
   WEFT_ASSIGN(command, state_->put(host, std::move(command), channel));
   return process::Child::start(command);
+}
+
+Result<std::function<int()>> Cluster::entering(uint32_t host) const {
+  WEFT_CHECK(host < size());
+  if (state_->links)
+    return error(Code::unsupported, "hosts are addresses on loopback here, and cannot be entered");
+  return state_->place(host).entering();
 }
 
 Result<process::Finished> Cluster::run(uint32_t host, process::Command command,

@@ -101,6 +101,10 @@ class Cluster {
   // Starts a process inside a host. It is killed with the inner process (on loopback: with the
   // thread that called this).
   Result<process::Child> spawn(uint32_t host, process::Command command) const;
+  // What a process that others start calls before exec, to be inside a host. Fails with unsupported
+  // on loopback, where a process must know its station itself.
+  // REQUIRES: used while the Cluster lives.
+  Result<std::function<int()>> entering(uint32_t host) const;
   // Runs a command inside a host to its end, or kills it after `patience` (then: timeout).
   Result<process::Finished> run(uint32_t host, process::Command command, Nanos patience) const;
 

@@ -10,7 +10,10 @@
 // what really happened with both factors; results here are in the target's time. docs/lab.md has
 // the rules, and what no conclusion may be drawn from.
 //
-// Threads: run() needs a process with one thread, because it enters namespaces.
+// A real program can be put on the hosts too (run_program): its compute and its messages are real,
+// and only the links are made.
+//
+// Threads: run() and run_program() need a process with one thread, because they enter namespaces.
 #pragma once
 
 #include <functional>
@@ -19,6 +22,7 @@
 #include <string>
 #include <vector>
 
+#include "weft/launch.h"
 #include "weft/plan.h"
 #include "weft/trace.h"
 
@@ -86,6 +90,37 @@ Result<RunResult> run(const RunOptions& options,
 
 // A result as one JSON object, as run() leaves it in run.json.
 std::string summary_json(const RunResult& result);
+
+// ---- any program -----------------------------------------------------------------------------
+
+// A real job on emulated hosts: nothing is slowed or shrunk, since its compute is real. All hosts
+// have this machine's processors, and share them.
+struct ProgramOptions {
+  std::vector<std::string> command;  // of each rank; launched here, so without a launcher
+  uint32_t hosts = 2;
+  uint32_t ranks_per_host = 1;
+  double link_bits_per_s = 1e9;
+  double flow_bits_per_s = 0;  // 0: no cap on a flow
+  std::string congestion_control = "reno";
+  uint32_t mtu = 9000;
+  std::map<std::string, std::string> variables;  // for every rank
+  launch::Options how;
+};
+
+struct ProgramResult {
+  launch::Report report;
+  double cpu_busy_percent = 0, steal_percent = 0;  // of the whole machine, from start to end
+  Nanos took;
+  std::string confinement;
+};
+
+// Runs a program once a rank, with the variables from which weft and torch.distributed learn who
+// they are, and WEFT_LAB with what its traces are to know of the lab. A rank that fails is in the
+// report. Fails with unsupported where hosts cannot be had, and with what starting fails with.
+Result<ProgramResult> run_program(const ProgramOptions& options,
+                                  const std::function<void(const std::string&)>& progress);
+
+// ---- the other sides -------------------------------------------------------------------------
 
 // The other side of run(): one worker process. Returns its exit code.
 int worker(const std::string& job_file);
