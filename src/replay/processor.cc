@@ -28,11 +28,19 @@ uint32_t Processor::add_instead_of(uint32_t thread) {
 void Processor::submit(uint32_t thread, double ns, Then then, int64_t now) {
   advance(now);
   Thread& own = threads_[thread];
-  const bool slept = own.queue.empty();
+  const bool slept = !runs(own);
   own.queue.push({std::max(0.0, std::trunc(ns)), then});
   if (then.what != What::nothing) ++own.heard;
-  if (!slept) return;
-  enter(thread);
+  if (slept) enter(thread);
+  clear_done();
+}
+
+void Processor::spin(uint32_t thread, bool spins, int64_t now) {
+  advance(now);
+  Thread& own = threads_[thread];
+  const bool slept = !runs(own);
+  own.spins = spins;
+  if (slept && spins) enter(thread);
   clear_done();
 }
 
@@ -88,7 +96,8 @@ double Processor::until_change() {
   for (uint32_t thread : runnable_) {
     Thread& own = threads_[thread];
     if (own.rate <= 0) continue;
-    double left = own.queue.front().left;
+    double left =
+        own.queue.empty() ? std::numeric_limits<double>::infinity() : own.queue.front().left;
     if (crowded_ && is_first(own)) left = std::min(left, own.credit);
     change = std::min(change, left / own.rate);
   }
@@ -100,7 +109,7 @@ void Processor::run(double ns) {
   for (uint32_t thread : runnable_) {
     Thread& own = threads_[thread];
     const double done = ns * own.rate;
-    own.queue.front().left -= done;
+    if (!own.queue.empty()) own.queue.front().left -= done;
     if (!is_first(own)) continue;
     if (own.credit - done > kDone) {
       own.credit -= done;
@@ -125,7 +134,7 @@ void Processor::clear_done() {
       --own.heard;
       happened_.push(then);
     }
-    if (!own.queue.empty()) {
+    if (runs(own)) {
       ++i;
       continue;
     }

@@ -28,11 +28,14 @@ class Processor {
   // runs when any of them does. They do not slow each other.
   uint32_t add_instead_of(uint32_t thread);
 
-  // Nothing to do, and nothing queued.
+  // Nothing to do, and nothing queued; perhaps it spins.
   bool idle(uint32_t thread) const { return threads_[thread].queue.empty(); }
   // `ns` of a core's time after all that the thread was given before; then `then` happens, if it is
   // anything. REQUIRES: now does not go back.
   void submit(uint32_t thread, double ns, Then then, int64_t now);
+  // A thread that looks again and again, beside its work, for something to do: it takes a core, and
+  // nothing of it is ever done. REQUIRES: as submit().
+  void spin(uint32_t thread, bool spins, int64_t now);
   // Lets the threads run until `now`.
   void advance(int64_t now);
   // What has happened by the last advance(), oldest first; nothing: no more.
@@ -50,6 +53,7 @@ class Processor {
     double credit;  // ns of a core that it may have before others
     double slept_since = 0;
     schedule::Fifo<Piece> queue;
+    bool spins = false;
     uint32_t heard = 0;  // pieces in it after which something happens
     double rate = 0;     // of a core, now
   };
@@ -59,6 +63,7 @@ class Processor {
   };
 
   bool is_first(const Thread& thread) const { return thread.credit > 0; }
+  static bool runs(const Thread& thread) { return thread.spins || !thread.queue.empty(); }
   void take_seat(const Thread& thread);
   void leave_seat(const Thread& thread);
   void enter(uint32_t thread);

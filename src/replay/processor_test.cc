@@ -29,6 +29,8 @@ class Machine {
     processor_.submit(thread, ns, {what == 0 ? What::nothing : What::absorb, 0, what}, now_);
   }
 
+  void spin(uint32_t thread, bool spins) { processor_.spin(thread, spins, now_); }
+
   std::vector<Done> run_until(int64_t end) {
     std::vector<Done> out;
     for (;;) {
@@ -149,6 +151,20 @@ TEST(Processor, those_who_slept_share_among_themselves) {
   for (uint32_t what : {11, 12, 13}) machine.give(machine.thread(), 20, what);
   EXPECT_THAT(machine.run_until(2000), ElementsAre(Done{530, 11}, Done{530, 12}, Done{530, 13},
                                                    Done{1030, 1}, Done{1030, 2}));
+}
+
+TEST(Processor, who_looks_for_work_takes_a_core_and_works_at_once) {
+  Machine machine(1);
+  uint32_t burns = machine.thread(), looks = machine.thread();
+  machine.give(burns, 100, 1);
+  machine.run_until(10);
+  machine.spin(looks, true);
+  EXPECT_TRUE(machine.idle(looks));
+  machine.run_until(30);  // the other has done 20
+  machine.give(looks, 5, 2);
+  EXPECT_THAT(machine.run_until(40), ElementsAre(Done{40, 2}));  // and 25
+  machine.spin(looks, false);
+  EXPECT_THAT(machine.run_until(1000), ElementsAre(Done{115, 1}));
 }
 
 // Of a folded job: each stands for a host of its own, and slows what all hosts do.

@@ -64,9 +64,10 @@ void Simulator::end_of_patience(uint32_t r) {
 
 void Simulator::tell_arrivals(uint32_t r, bool out_of_patience) {
   Host& host = hosts_[r];
-  if (!host.owed.due(out_of_patience)) return;
-  for (uint32_t index : host.incoming)
-    if (lanes_[index].receipts.due(true)) send_receipt(index);
+  if (host.owed.due(out_of_patience))
+    for (uint32_t index : host.incoming)
+      if (lanes_[index].receipts.due(true)) send_receipt(index);
+  spin_while_owed(host);
 }
 
 void Simulator::send_receipt(uint32_t index) {

@@ -108,6 +108,7 @@ struct Host {
   schedule::Owed owed;
   uint32_t processor = 0;
   uint32_t thread = 0;
+  bool spins = false;             // it looks for what has arrived, because receipts are owed
   std::vector<uint32_t> workers;  // threads; empty: the one above serves the sockets itself
   uint64_t next_message = 0;
   std::vector<Running> running;      // by operation
@@ -146,6 +147,8 @@ class Simulator {
   // True if that is now: then nothing happens, and the caller goes on by itself.
   bool worked(const Host& host, uint32_t thread, double ns, Then then);
   void submit(uint32_t processor, uint32_t thread, double ns, Then then);
+  // While receipts are owed a rank's thread does not sleep.
+  void spin_while_owed(Host& host);
   // Lets happen what its threads have done, and sees to it that it is asked again in time.
   void look(uint32_t processor);
   void watch(uint32_t processor);

@@ -151,6 +151,12 @@ void Simulator::submit(uint32_t processor, uint32_t thread, double ns, Then then
   watch(processor);
 }
 
+void Simulator::spin_while_owed(Host& host) {
+  if (std::exchange(host.spins, host.owed.any()) == host.owed.any()) return;
+  processors_[host.processor].spin(host.thread, host.spins, now_);
+  watch(host.processor);
+}
+
 void Simulator::look(uint32_t processor) {
   processors_[processor].advance(now_);
   while (auto then = processors_[processor].finished())
