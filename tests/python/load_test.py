@@ -173,6 +173,12 @@ class Real(Runs):
         self.assertEqual(predicted.info["made"], "predicted")
         self.assertEqual(set(predicted.tables["forward"]["rank"]), {0, 1, 2})
 
+    def test_says_how_the_program_ended(self):
+        with self.assertRaises(weft.Error) as caught:
+            self.run_.predict(output=os.path.join(self.recorded, "rank-0.weft", "predicted"))
+        self.assertRegex(str(caught.exception), "^weft replay: .*Not a directory")
+        self.assertEqual(caught.exception.exit_status, 3)
+
     def test_loads_one_file(self):
         path = os.path.join(self.recorded, "rank-1.weft")
         one = weft.load(pathlib.Path(path))
