@@ -5,6 +5,7 @@
 #include <array>
 #include <cmath>
 #include <filesystem>
+#include <tuple>
 #include <unordered_map>
 
 #include "format.h"
