@@ -1,15 +1,17 @@
-// weft export: turns a trace into a file that other tools open.
+// weft export: turns a trace into files that other tools open.
 
 #include <CLI/CLI.hpp>
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "analysis.h"
 #include "verb.h"
-#include "weft/trace.h"
 
 namespace weft::cli {
 
 namespace {
+
+using Json = nlohmann::ordered_json;
 
 struct Options {
   std::string run;
@@ -19,11 +21,7 @@ struct Options {
   bool json = false;
 };
 
-Outcome run(const Options& options, const Context& context) {
-  WEFT_ASSIGN(const auto trace, trace::read(options.run));
-  for (const trace::Damage& damage : trace.damage) {
-    if (damage.any()) complain(context, damage.file + ": damaged; exporting what is left of it");
-  }
+Outcome to_chrome(const Options& options, const trace::Trace& trace) {
   trace::ChromeOptions chrome;
   chrome.target_time = options.target_time;
   WEFT_ASSIGN(const auto summary, trace::write_chrome(trace, options.file, chrome));
@@ -56,16 +54,61 @@ Outcome run(const Options& options, const Context& context) {
   return {};
 }
 
+// On one clock, since what is compared with a mask or a sort says nothing of clocks.
+Outcome to_npy(const Options& options, trace::Trace trace) {
+  std::vector<std::string> remarks = trace::infer_iterations(trace);
+  auto alignment = analysis::put_on_one_clock(trace);
+  if (!alignment) return Outcome::bad_input(std::move(alignment).error().in(options.run));
+  remarks.insert(remarks.begin(), alignment->remarks.begin(), alignment->remarks.end());
+  trace::TablesOptions tables;
+  tables.target_time = options.target_time;
+  WEFT_ASSIGN(const auto summary, trace::write_tables(trace, options.file, tables));
+  uint64_t rows = 0;
+  Json rows_of = Json::object();
+  for (const auto& [name, count] : summary.rows) {
+    rows += count;
+    rows_of[name] = count;
+  }
+  if (options.json) {
+    print_json({{"folder", options.file},
+                {"format", options.to},
+                {"time", options.target_time ? "target" : "wall"},
+                {"processes", trace.processes.size()},
+                {"rows", std::move(rows_of)},
+                {"halves", summary.halves},
+                {"remarks", remarks}});
+    return {};
+  }
+  print(text("%s: %llu rows in %zu tables of %zu ranks\n", options.file.c_str(),
+             static_cast<unsigned long long>(rows), summary.rows.size(), trace.processes.size()));
+  if (summary.halves > 0)
+    print(text("%llu halves of messages have no other half, and are not in messages.npy\n",
+               static_cast<unsigned long long>(summary.halves)));
+  print_notes("note", remarks);
+  return {};
+}
+
+Outcome run(const Options& options, const Context& context) {
+  WEFT_ASSIGN(auto trace, trace::read(options.run));
+  for (const trace::Damage& damage : trace.damage) {
+    if (damage.any()) complain(context, damage.file + ": damaged; exporting what is left of it");
+  }
+  return options.to == "npy" ? to_npy(options, std::move(trace)) : to_chrome(options, trace);
+}
+
 }  // namespace
 
 void add_export(CLI::App& app, Context& context) {
   auto options = std::make_shared<Options>();
   CLI::App* verb = add_verb(app, "export", "Writes a trace in a format that other tools open.",
-                            "weft export run7/ --to chrome -o run7.json");
+                            "weft export run7/ --to chrome -o run7.json\n"
+                            "weft export run7/ --to npy -o run7-tables");
   verb->add_option("RUN", options->run, "A run folder or one trace file.")->required();
-  verb->add_option("--to", options->to, "The format: chrome, for Perfetto and chrome://tracing.")
-      ->check(CLI::IsMember({"chrome"}));
-  verb->add_option("-o,--output", options->file, "The file to write.")->required();
+  verb->add_option(
+          "--to", options->to,
+          "The format: chrome, for Perfetto and chrome://tracing; npy, for NumPy, on one clock.")
+      ->check(CLI::IsMember({"chrome", "npy"}));
+  verb->add_option("-o,--output", options->file, "The file to write; npy: the folder.")->required();
   verb->add_flag("--target-time", options->target_time,
                  "Show the target cluster's time and bytes instead of the lab's.");
   verb->add_flag("--json", options->json, "Print one JSON object.");
