@@ -75,10 +75,13 @@ void Group::Impl::handle_branches() {
       handle_branch({rank}, branch, *frame);
       if (failed) return;
     }
-    // One that was given up before it was used is replaced. When this rank wants to leave, the
-    // others may have left already.
-    if (branch.used && !leaving_since && branch.channel->failure())
-      suspect({rank}, *branch.channel->failure());
+    // When this rank wants to leave, the others may have left already.
+    const std::optional<Error>& broken = branch.channel->failure();
+    if (!broken || leaving_since) continue;
+    // What this rank lacks is its own fault, and no other branch mends it. Otherwise one that was
+    // given up before it was used is replaced.
+    const bool own = broken->code() == Code::io || broken->code() == Code::exhausted;
+    if (own || branch.used) suspect(own ? mesh.rank : Rank{rank}, *broken);
   }
 }
 

@@ -121,6 +121,38 @@ TEST_F(Simulation, ranks_that_want_to_leave_hear_why_the_group_ends_instead) {
   }
 }
 
+// A branch of the tree of agreement is made by the one below and taken by the one above it: neither
+// is to blame for what the other's system refuses.
+TEST_F(Simulation, what_a_rank_lacks_for_a_branch_is_its_own_fault) {
+  size_t refused = 0;
+  for (uint64_t at = 1; at < 60; ++at) {
+    for (uint32_t fan_out = 1; fan_out <= 3; ++fan_out) {
+      for (uint32_t rank = 1; rank < 5; ++rank) {
+        Scene scene;
+        scene.seed = scene.world.seed = at;
+        scene.ranks = scene.world.ranks = 5;
+        scene.fan_out = fan_out;
+        scene.plan.chunk = kib(16);
+        Act work;
+        work.kind = Act::Kind::exchange;
+        work.steps = 1;
+        work.tensors = {2000, 3000};
+        scene.acts = {work};
+        scene.thinks.resize(5);
+        Fault fault;
+        fault.kind = Fault::Kind::refusal;
+        fault.rank = rank;
+        fault.at = at;
+        scene.world.faults = {fault};
+        Played played = play(scene);
+        EXPECT_EQ(verdict(scene, played), "") << at << " " << describe(scene) << told(played);
+        refused += played.refused[rank] ? 1 : 0;
+      }
+    }
+  }
+  EXPECT_GT(refused, 300u);
+}
+
 // Its receipt is lost with the worker; what followed from it lies in its place when it is sent
 // again.
 TEST_F(Simulation, chunks_that_had_arrived_when_a_worker_ended_do_no_harm) {
