@@ -4,7 +4,7 @@ A program may call operations in another order on each rank, as far as they are 
 may get their shapes wrong. Process groups know neither. So each set of ranks has a thread that
 tells the other ranks what was called here, in rounds:
 
-    call ──► Agreement.submit ──round: who called what──► called by all? ──► Operation.run ──► wait
+    call ──► Agreement.submit ──round: who called what──► by all? ──► Operation.run ──► wait
                                                           alike? (else an error everywhere)
 
 A round is one all-gather, and all ranks know the same after it; hence they find the same operations
@@ -98,7 +98,7 @@ _PAUSE_LEAST, _PAUSE_MOST = 0.0005, 0.01
 
 JOIN = "join"
 # What a rank that joined can take part in: its zeros change nothing.
-_WITH_JOINED = ("allreduce", "barrier")
+_WITH_JOINED = ("allreduce", "barrier", "gradients")
 _OPS_WITH_JOINED = (0, 1)  # Average, Sum
 
 

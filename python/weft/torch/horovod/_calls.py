@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from weft.torch.horovod._agree import JOIN, Agreement, HorovodInternalError, Operation, Request
-from weft.torch.horovod._world import Part, ProcessSet, global_process_set, part_of
+from weft.torch.horovod._world import Part, ProcessSet, global_process_set, part_of, take_part
 from weft.torch.horovod.compression import Compression
 
 Average = 0
@@ -243,8 +243,16 @@ def _start_allreduce(
         operation.works.append(dist.all_reduce(one, combine, group=part.group, async_op=True))
 
 
+def announce_gradients() -> int:
+    """Tells ranks that have joined that the others exchange gradients."""
+    request = Request("gradients", "gradients of DistributedOptimizer")
+    return _submit(request, part_of(global_process_set), _at_once)
+
+
 def zeros_for(request: Request, part: Part) -> Operation:
     """What a rank that has joined adds to an operation of the others."""
+    if request.kind == "gradients":
+        return Operation(request, lambda _operation, _calls: take_part())
 
     def run(operation: Operation, _calls: List[Request]) -> None:
         memory = [

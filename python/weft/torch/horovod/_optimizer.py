@@ -1,24 +1,37 @@
-"""An optimizer that updates by the gradients of all ranks."""
+"""An optimizer that updates by the gradients of all ranks.
+
+In the first step each gradient is an all-reduce of its own. After it, it is known which parameters
+have dense gradients, and those go by weft's exchange, as the job's Plan says (buckets, order,
+partition, credit). It is one a job, of one optimizer, of all ranks; where it cannot be had, and
+where something is asked for that it does not do (compression, groups, process sets, sparse
+gradients), all-reduces go on.
+"""
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import warnings
+import weakref
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Tuple, Union
 
 import torch
 
+from weft.torch._gradients import Gradients
+from weft.torch._model import Tensor
 from weft.torch.horovod._calls import (
     Average,
     Sum,
+    allreduce,
     allreduce_async_,
+    announce_gradients,
     check_op,
     grouped_allreduce_async_,
     sparse_allreduce_async,
     synchronize,
 )
 from weft.torch.horovod._functions import broadcast_object
-from weft.torch.horovod._world import ProcessSet, global_process_set, size
+from weft.torch.horovod._world import ProcessSet, current, global_process_set, size, whole_backend
 from weft.torch.horovod.compression import Compression
 
 Named = Optional[Iterable[Tuple[str, torch.Tensor]]]
@@ -62,20 +75,28 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         ]
         self._passes_left = {parameter: backward_passes_per_step for parameter in self._trained}
         self._touched: set = set()  # got a gradient since the last synchronize()
-        self._sent: set = set()  # and it is on its way, or waits for its group
+        self._sent: set = set()  # all that it was to get
+        self._on_way: set = set()
         self._arrivals: List[Arrival] = []
+        self._gradients: Optional[Gradients] = None  # those that go by the exchange
+        self._announcement: Optional[int] = None  # of this step, to ranks that have joined
         self._group_of: Dict[torch.Tensor, List[torch.Tensor]] = {}
         self._is_distributed = bool(process_set.included()) and size() > 1
         if not self._is_distributed:
             return
         if groups:
             self._group_of = self._make_groups(groups)
-        for parameter in self._trained:
-            parameter.register_post_accumulate_grad_hook(self._accumulated)
+        self._may_exchange = (
+            not groups and compression is Compression.none and process_set is global_process_set
+        )
+        self._hooks = {
+            parameter: parameter.register_post_accumulate_grad_hook(self._accumulated)
+            for parameter in self._trained
+        }
 
     def _make_groups(self, groups: Groups) -> Dict[torch.Tensor, List[torch.Tensor]]:
         if isinstance(groups, int):
-            # In rank order of whoever is first: generators of parameters may differ.
+            # Ranks may list them in different orders, and cut alike.
             names = [self._parameter_names[parameter] for parameter in self._trained]
             root = (self.process_set.ranks or [0])[0]
             order = broadcast_object(names, root, process_set=self.process_set)
@@ -95,6 +116,15 @@ class _DistributedOptimizer(torch.optim.Optimizer):
     # ---- backward --------------------------------------------------------------------------
 
     def _accumulated(self, parameter: torch.Tensor) -> None:
+        if not self._is_due(parameter):
+            return
+        self._sent.add(parameter)
+        group = self._group_of.get(parameter, [parameter])
+        if all(one in self._sent for one in group):
+            self._send(group)
+
+    def _is_due(self, parameter: torch.Tensor) -> bool:
+        """Counts a gradient; whether it was the last that is accumulated here."""
         if self._passes_left[parameter] <= 0:
             raise AssertionError(
                 "Gradients were computed more than backward_passes_per_step times before call to "
@@ -102,15 +132,11 @@ class _DistributedOptimizer(torch.optim.Optimizer):
             )
         self._touched.add(parameter)
         self._passes_left[parameter] -= 1
-        if self._passes_left[parameter] == 0:
-            self._sent.add(parameter)
-            group = self._group_of.get(parameter, [parameter])
-            if all(one in self._sent for one in group):
-                self._send(group)
+        return self._passes_left[parameter] == 0
 
     def _send(self, group: List[torch.Tensor]) -> None:
+        self._on_way.update(group)
         for parameter in group:
-            self._sent.add(parameter)
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
             elif parameter.grad.is_sparse and self.sparse_as_dense:
@@ -169,37 +195,102 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         elif gradient is not parameter.grad:
             parameter.grad.copy_(gradient)
 
+    # ---- weft's exchange -------------------------------------------------------------------
+
+    def _try_to_exchange(self) -> None:
+        """Between two steps, on all ranks: from now on dense gradients go by the exchange."""
+        by_name = {self._parameter_names[one]: one for one in self._trained}
+        names = sorted(by_name)
+        # Of each parameter: on how many ranks it cannot go that way; in the end: how many are here.
+        flags = [not _fits_exchange(by_name[name]) for name in names] + [True]
+        counts = allreduce(torch.tensor(flags).int(), name="optimizer.exchange", op=Sum).tolist()
+        if counts.pop() < size():
+            return  # some have joined; perhaps next time
+        self._may_exchange = False
+        fit = {name for name, unfit in zip(names, counts) if not unfit}
+        order = broadcast_object([name for name in by_name if name in fit])
+        world = current()
+        if not order or (world.exchanging is not None and world.exchanging() is not None):
+            return
+        layers, tensors = _described([(name, by_name[name]) for name in order])
+        scale = 1.0 / self.gradient_predivide_factor
+        if self.op == Average:
+            scale /= size()
+        try:
+            gradients = Gradients(whole_backend(), layers, tensors, scale, self._sends)
+        except ValueError:
+            return  # it is of another model, on all ranks
+        for parameter in gradients.parameters:
+            self._hooks.pop(parameter).remove()
+        self._gradients = gradients
+        world.exchanging = weakref.ref(self)
+
+    def _sends(self, index: int) -> bool:
+        assert self._gradients is not None
+        parameter = self._gradients.parameters[index]
+        if not self._is_due(parameter):
+            return False
+        self._announce()
+        if parameter.grad.is_sparse and self.sparse_as_dense:
+            parameter.grad = parameter.grad.to_dense()
+        return True
+
+    def _announce(self) -> None:
+        """Ranks that have joined must take part in this step."""
+        if self._announcement is None:
+            self._announcement = announce_gradients()
+
+    def _finish_exchange(self, gradients: Gradients) -> None:
+        self._announce()
+        for index in gradients.finish():
+            gradients.show(index)
+        handle, self._announcement = self._announcement, None
+        synchronize(handle)
+        gradients.wait_all()
+        if self.gradient_predivide_factor != 1.0:
+            for parameter in gradients.parameters:
+                parameter.grad.mul_(self.gradient_predivide_factor)
+        gradients.begin()
+
+    def _take_part(self) -> None:
+        """A step of the others, while this rank has joined: with nothing."""
+        gradients = self._gradients
+        assert gradients is not None
+        for parameter in gradients.parameters:
+            parameter.grad = None
+        gradients.finish()
+        gradients.begin()
+
     # ---- what the program calls ------------------------------------------------------------
 
     def synchronize(self) -> None:
         """Waits until all gradients are those of all ranks; step() does it otherwise."""
         if self._is_distributed:
-            waiting = [one for one in self._trained if one not in self._sent]
-            half_sent = [
-                one
-                for one in self._trained
-                if one in self._sent and not all(p in self._sent for p in self._group_of.get(one, []))
-            ]
-            self._send_rest(waiting, half_sent)
-            arrivals, self._arrivals = self._arrivals, []
             try:
+                self._send_rest()
+                if self._gradients is not None:
+                    self._finish_exchange(self._gradients)
+                arrivals, self._arrivals = self._arrivals, []
                 for arrival in arrivals:
                     arrival()
             finally:
                 self._begin_step()
+            if self._may_exchange:
+                self._try_to_exchange()
         self._synchronized = True
 
-    def _send_rest(self, waiting: List[torch.Tensor], half_sent: List[torch.Tensor]) -> None:
-        left = set(waiting) | set(half_sent)
-        while left:
-            parameter = next(one for one in self._trained if one in left)
+    def _send_rest(self) -> None:
+        """Of the all-reduces: gradients that have not come, and groups that are not complete."""
+        by_exchange = set(self._gradients.parameters) if self._gradients is not None else set()
+        for parameter in self._trained:
             group = self._group_of.get(parameter, [parameter])
-            self._send(group)
-            left.difference_update(group)
+            if parameter not in by_exchange and not all(one in self._on_way for one in group):
+                self._send(group)
 
     def _begin_step(self) -> None:
         self._touched.clear()
         self._sent.clear()
+        self._on_way.clear()
         for parameter in self._trained:
             self._passes_left[parameter] = self.backward_passes_per_step
 
@@ -265,6 +356,8 @@ class _DistributedOptimizer(torch.optim.Optimizer):
     def load_state_dict(self, *args: Any, **kwargs: Any) -> None:
         """As the optimizer's own; what was accumulated before is forgotten."""
         self._arrivals.clear()
+        if self._gradients is not None and not self._gradients.idle:
+            self._finish_exchange(self._gradients)
         self._synchronized = False
         self._should_synchronize = True
         self._begin_step()
@@ -273,14 +366,39 @@ class _DistributedOptimizer(torch.optim.Optimizer):
     @staticmethod
     def find_duplicates(lst: Iterable[Any]) -> set:
         """What is more than once in a list."""
-        seen: set = set()
-        return {one for one in lst if one in seen or seen.add(one)}  # type: ignore[func-returns-value]
+        counts = collections.Counter(lst)
+        return {one for one, count in counts.items() if count > 1}
+
+
+_EXCHANGED = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+
+
+def _fits_exchange(parameter: torch.Tensor) -> bool:
+    sparse = parameter.grad is not None and parameter.grad.is_sparse
+    fits = parameter.dtype in _EXCHANGED and parameter.device.type == "cpu"
+    return fits and not sparse and parameter.numel() > 0
+
+
+def _described(named: List[Tuple[str, torch.Tensor]]) -> Tuple[List[str], List[Tensor]]:
+    """Layers by the names of parameters, in their order: what is before the last dot."""
+    layers: List[str] = []
+    tensors = []
+    for name, parameter in named:
+        numbered = name.startswith(_WITHOUT_NAME)
+        layer = name if numbered or "." not in name else name.rpartition(".")[0]
+        if layer not in layers:
+            layers.append(layer)
+        tensors.append(Tensor(name, parameter, layers.index(layer)))
+    return layers, tensors
+
+
+_WITHOUT_NAME = "allreduce.noname."
 
 
 def _names_of(named: Named, groups: List[Dict[str, Any]]) -> Dict[torch.Tensor, str]:
     if named is None:
         return {
-            parameter: f"allreduce.noname.{i}.{j}"
+            parameter: f"{_WITHOUT_NAME}{i}.{j}"
             for i, group in enumerate(groups)
             for j, parameter in enumerate(group["params"])
         }
@@ -343,8 +461,8 @@ def DistributedOptimizer(
     """An optimizer of the same class that updates by the gradients of all ranks.
 
     Gradients are combined (averaged, or added with ``op=hvd.Sum``) while backward goes on. What it
-    returns shares options and state with `optimizer`, which is not to be used any more. `groups` are
-    combined together: lists of parameters, or into how many lists to cut them.
+    returns shares options and state with `optimizer`, which is not to be used any more. Each of
+    `groups` is combined as one: lists of parameters, or into how many to cut them.
     """
     check_op(op)
     if op not in (Average, Sum):

@@ -42,6 +42,7 @@ class World:
         self.process = os.getpid()
         self.parts: Dict[int, "Part"] = {}
         self.next_part = 1
+        self.exchanging: Any = None  # a reference to the optimizer whose gradients are exchanged
         self.local_rank = self.local_size = self.cross_rank = self.cross_size = 0
 
 
@@ -101,6 +102,20 @@ def part_of(process_set: "ProcessSet") -> Part:
             f"{part.ranks}."
         )
     return part
+
+
+def whole_backend() -> Any:
+    """weft's own view of the group that is the job, which has the exchange of gradients."""
+    backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+    if _C.is_weft(backend):
+        return backend
+    return current().parts[0].group._get_backend(torch.device("cpu"))
+
+
+def take_part() -> None:
+    """This rank has joined, and the others exchange gradients."""
+    optimizer = current().exchanging()
+    optimizer._take_part()
 
 
 # ---- coming and going ----------------------------------------------------------------------

@@ -9,8 +9,8 @@ __all__ = ["ElasticSampler", "TorchState", "init", "run", "run_fn", "shutdown"]
 
 def _refuse(name: str) -> NoReturn:
     raise NotImplementedError(
-        f"hvd.elastic.{name}: weft does not add or remove ranks while a job runs; save checkpoints, "
-        "and let `torchrun --max-restarts` start the job again from the last one "
+        f"hvd.elastic.{name}: weft does not add or remove ranks while a job runs; save "
+        "checkpoints, and let `torchrun --max-restarts` start the job again from the last one "
         "(docs/horovod.md#elastic)"
     )
 
