@@ -128,7 +128,7 @@ constexpr const char* kFailed = "failed ";
 Result<std::unique_ptr<api::Job>> meet_by(Board& board, uint32_t rank, uint32_t ranks,
                                           milliseconds timeout) {
   api::JoinOptions options;
-  options.join_timeout = options.progress_timeout = Nanos::from_millis(
+  options.join_timeout = options.progress_timeout = options.ready_timeout = Nanos::from_millis(
       static_cast<double>(std::clamp(timeout, milliseconds(1), kTimeoutMax).count()));
   membership::Membership& member = options.membership.emplace();
   member.rank = rank;
@@ -331,7 +331,10 @@ void Job::close(milliseconds patience) {
         if (changed.wait_for(waits, patience, [&] { return left; })) return;
         job_->group().abort("its program ended while others were at work");
       });
-      if (sums_) sums_->settle();
+      if (sums_ && sums_->in_the_middle())
+        job_->group().abort("its program left in the middle of a step");
+      else if (sums_)
+        sums_->settle();
       if (auto done = job_->leave(); !done)
         WEFT_LOG(runtime, info, "left without ceremony: %s", done.error().message().c_str());
       {

@@ -108,11 +108,13 @@ void Sums::wait(uint32_t tensor, uint64_t step) {
   there_[tensor] = step + 1;
 }
 
+bool Sums::in_the_middle() const {
+  return std::any_of(said_.begin(), said_.end(), [&](uint64_t said) { return said != said_[0]; });
+}
+
 void Sums::settle() {
-  if (said_.empty()) return;
-  const uint64_t steps = said_[0];
-  auto all_of_it = [&](uint64_t said) { return said == steps; };
-  if (steps == 0 || !std::all_of(said_.begin(), said_.end(), all_of_it)) return;
+  const uint64_t steps = said_.empty() ? 0 : said_[0].load();
+  if (steps == 0 || in_the_middle()) return;
   for (uint32_t t = 0; t < there_.size(); ++t) {
     if (there_[t] == steps) continue;
     if (auto done = exchange_->wait(t, steps - 1); !done) return;

@@ -43,6 +43,7 @@ class Sums {
   size_t buckets() const { return buckets_; }
   // The step that is next for all tensors. Raises if one was left in the middle.
   uint64_t next_step() const;
+  bool in_the_middle() const;  // of a step, which the others cannot end without this rank
 
   // As runtime::Exchange has them; raise.
   void ready(uint32_t tensor, uint64_t step, bool has_gradient);
