@@ -20,6 +20,22 @@ ProcessGroupWeft& weft_of(const c10::intrusive_ptr<c10d::Backend>& backend) {
   return *group;
 }
 
+// What the launcher says of this process, or None if there is none (docs/launch.md).
+py::object launched() {
+  if (!weft::membership::launcher()) return py::none();
+  auto found = weft::membership::from_environment();
+  if (!found) throw py::value_error("weft: " + found.error().message());
+  py::dict out;
+  out["launcher"] = found->launcher;
+  out["rank"] = found->rank;
+  out["size"] = found->size;
+  out["local_rank"] = found->local_rank;
+  out["local_size"] = found->local_size;
+  out["rendezvous"] = found->rendezvous;
+  out["secret"] = found->secret;
+  return out;
+}
+
 using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
 
 // A job's exchange, as Python holds it.
@@ -151,6 +167,7 @@ PYBIND11_MODULE(_C, module) {
         weft::torch_backend::Completer::stop_all();
       },
       py::arg("patience"), py::call_guard<py::gil_scoped_release>());
+  module.def("launched", &launched);
   bind_exchange(module);
   module.def("version", [] { return std::string(weft::version()); });
 }
