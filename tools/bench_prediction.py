@@ -14,6 +14,11 @@ from models_support import FEW, MANY, write_model  # noqa: E402
 PLANS = 24  # random plans of one table
 SEED = 20261116  # of the random plans
 ALGORITHMS = ["ring", "halving_doubling", "tree", "hierarchical", "doubling", "direct", "auto"]
+# Plans that the runs of one are to predict: other lanes, and other threads that serve them.
+SHARING = [{"weft_plan": 1, "name": "2 lanes, 2 workers", "lanes": 2, "lane_workers": 2, "chunk": "256KiB",
+            "bucket_rule": {"first": "1MiB", "size": "8MiB"}},
+           {"weft_plan": 1, "name": "6 lanes", "lanes": 6, "order": "layer", "barrier": "tensor", "chunk": "128KiB",
+            "partition": "2MiB", "bucket_rule": {"first": "1MiB", "size": "4MiB"}}]
 # Above it the lab's processors, which the target does not share, begin to count.
 BUSY_LIMIT = 80
 
@@ -84,12 +89,12 @@ class Prediction:
         self.models = models
         self.cluster = cluster
 
-    def recorded(self, model, *options):
+    def recorded(self, model, *options, cluster=None):
         """A run that keeps its trace: its folder and its result."""
         def once():
             out = os.path.join(self.bench.folder, f"recorded-{self.bench.count}")
             self.bench.count += 1
-            return out, weft(self.program, "lab", "run", "--model", model, *self.cluster, *options, "-o", out, "--json")
+            return out, weft(self.program, "lab", "run", "--model", model, *(cluster or self.cluster), *options, "-o", out, "--json")
         return self.bench.least_disturbed(once, lambda made: made[1]["steal_percent"])
 
     def predicted(self, trace, *options):
@@ -166,6 +171,40 @@ class Prediction:
         lines += ["", f"Errors of {len(errors)} predictions: median {statistics.median(errors):.1f} %, worst {max(errors):.1f} %; "
                   f"{inside} measured times lie in the interval. Self-replay: worst {max(replays):.1f} %. `one_flow_limit` where "
                   f"there is no cap: {false_findings}."]
+        return lines
+
+    def sharing(self):
+        """Training that burns a core and lanes that need one, on the cores of this machine."""
+        lines = ["## Training and lanes on the same cores", "",
+                 "`weft lab run --burn --dilation 1 --shrink 1`: compute takes processor time, so training and communication take it from each "
+                 f"other. From one run of `{MANY['name']}` under the plan on the left on links of 1 Gb/s, what is on its right is predicted before it is "
+                 "run (`weft replay --as-lab`).", "",
+                 "| hosts | from | to | predicted | measured | error | busy |", "|---|---|---|---|---|---|---|"]
+        model = write_model(os.path.join(self.bench.folder, MANY["name"] + ".json"), **MANY)
+        others = []
+        for number, plan in enumerate(SHARING):
+            others.append(os.path.join(self.bench.folder, f"sharing-{number}.json"))
+            with open(others[-1], "w") as file:
+                json.dump(plan, file)
+        errors = []
+        for hosts in [2] if self.bench.quick else [2, 3]:
+            common = ["--hosts", str(hosts), "--dilation", "1", "--shrink", "1", "--burn", "--iterations", "8"]
+            cluster, slow = [*common, "--link", "1gbit"], [*common, "--link", "250mbit"]
+            targets = [("`ddp`", cluster, "ddp", []), ("`default`", cluster, "default", []),
+                       *((plan["name"], cluster, path, []) for plan, path in zip(SHARING, others)),
+                       ("`default`, links of 250 Mb/s", slow, "default", ["--set", "link=250mbit"])]
+            guesses = []
+            for before in ("ddp", "default"):
+                trace, _ = self.recorded(model, "--plan", before, cluster=cluster)
+                guesses += [(before, target, self.predicted(trace, "--plan", target[2], *target[3])["iteration_ms"])
+                            for target in targets]
+            measured = {name: self.bench.run("--model", model, *options, "--plan", plan) for name, options, plan, _ in targets}
+            for before, (name, *_), predicted in guesses:
+                run = measured[name]
+                errors.append(abs(percent(predicted, run["iteration_ms"])))
+                lines.append(f"| {hosts} | `{before}` | {name} | {predicted:.1f} ms | {run['iteration_ms']:.1f} ms "
+                             f"| {percent(predicted, run['iteration_ms']):+.1f} % | {run['cpu_busy_percent']:.0f} % |")
+        lines += ["", f"Errors: median {statistics.median(errors):.1f} %, worst {max(errors):.1f} %."]
         return lines
 
     def plans(self):

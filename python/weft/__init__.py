@@ -1,15 +1,20 @@
-"""weft measures, predicts and cuts the time that distributed training spends communicating."""
+"""weft measures, predicts and cuts the time that distributed training spends communicating.
+
+A run that was recorded (``weft run``, ``WEFT_TRACE``) is loaded with::
+
+    run = weft.load("run7")
+    run.tables["wait"]["duration_ns"].sum()     # records as NumPy arrays
+    run.findings[0]["title"]                    # what costs the most time
+    run.predict(set={"link": "10gbit"})         # what another cluster would take
+
+``weft.torch`` is the backend for PyTorch; nothing here needs it.
+"""
 
 from __future__ import annotations
 
-import os
-
 from weft import _built
+from weft._load import Error, Run, load
+from weft._program import program
 
 __version__: str = _built.VERSION
-__all__ = ["program"]
-
-
-def program() -> str:
-    """The path of the program ``weft`` that belongs to this package."""
-    return os.path.join(os.path.dirname(os.path.abspath(__file__)), "bin", "weft")
+__all__ = ["Error", "Run", "load", "program"]

@@ -107,6 +107,8 @@ Result<runtime::Options> find_options(const JoinOptions& given, const membership
   WEFT_ASSIGN(options.progress_deadline,
               find_timeout(given.progress_timeout, lookup, "WEFT_PROGRESS_TIMEOUT",
                            options.progress_deadline));
+  WEFT_ASSIGN(options.ready_deadline, find_timeout(given.ready_timeout, lookup,
+                                                   "WEFT_READY_TIMEOUT", options.ready_deadline));
   return options;
 }
 

@@ -20,6 +20,7 @@
 //   WEFT_SEAL                   1: what goes between hosts is encrypted and proved
 //   WEFT_JOIN_TIMEOUT           how long to wait for the others at the start, "30s"
 //   WEFT_PROGRESS_TIMEOUT       operations in flight and nothing moves for that long, "30s"
+//   WEFT_READY_TIMEOUT          gradients that others wait for are not ready for that long, "600s"
 //
 // Lifetimes: a Job owns its Group and the recorder that the group writes to. Work handles,
 // exchanges and sub-groups of it must be gone before the Job is. A Job that was rebuilt from
@@ -70,6 +71,7 @@ struct JoinOptions {
   std::optional<bool> sealed;  // the same on all ranks
   std::optional<Nanos> join_timeout;
   std::optional<Nanos> progress_timeout;
+  std::optional<Nanos> ready_timeout;
   // Measures the network when joining, for at most a second; absent: if a trace is recorded, which
   // is where the measurement goes. The same on all ranks.
   std::optional<bool> probe;

@@ -73,6 +73,8 @@ TEST(Join, refuses_wrong_variables_by_name) {
   EXPECT_THAT(refusal({{"WEFT_PROGRESS_TIMEOUT", "soon\n"}}),
               HasSubstr("WEFT_PROGRESS_TIMEOUT is \"soon?\""));
   EXPECT_THAT(refusal({{"WEFT_PROGRESS_TIMEOUT", "-1s"}}), HasSubstr("WEFT_PROGRESS_TIMEOUT"));
+  EXPECT_THAT(refusal({{"WEFT_READY_TIMEOUT", "later"}}),
+              HasSubstr("WEFT_READY_TIMEOUT is \"later\""));
   EXPECT_THAT(refusal({{"WEFT_JOIN_TIMEOUT", "0s"}}), HasSubstr("WEFT_JOIN_TIMEOUT"));
   EXPECT_THAT(refusal({{"WEFT_JOIN_TIMEOUT", "9000000s"}}), HasSubstr("WEFT_JOIN_TIMEOUT"));
   EXPECT_THAT(refusal({{"WEFT_PLAN", "no_such_plan"}}), HasSubstr("WEFT_PLAN"));
@@ -173,6 +175,25 @@ TEST(Job, a_rank_that_does_not_come_is_named_after_the_progress_timeout) {
       }
     } else {
       // The failure reaches this rank too, which does nothing but look.
+      while (!job->group().failure()) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+    EXPECT_EQ(job->group().culprit(), Rank{1});
+    return {};
+  });
+}
+
+TEST(Job, a_rank_that_never_has_a_gradient_is_named_after_the_ready_timeout) {
+  run_ranks(2, {{"WEFT_READY_TIMEOUT", "300ms"}}, [](std::unique_ptr<Job>& job) -> Result<void> {
+    std::vector<float> data(10);
+    WEFT_ASSIGN(auto exchange, job->exchange({{"only", data, 0}}));
+    if (job->group().rank().index == 0) {
+      WEFT_TRY(exchange->ready(0, 0));
+      auto done = exchange->wait(0, 0);
+      EXPECT_FALSE(done.ok());
+      if (!done) {
+        EXPECT_EQ(done.error().code(), Code::timeout) << done.error().message();
+      }
+    } else {
       while (!job->group().failure()) std::this_thread::sleep_for(std::chrono::milliseconds(5));
     }
     EXPECT_EQ(job->group().culprit(), Rank{1});

@@ -10,7 +10,6 @@ namespace weft::replay {
 void Simulator::count_frames() {
   const schedule::Tree tree = job_.tree();
   const uint32_t held = network_.below_in_delays;
-  told_at_.assign(hosts_.size(), 0);
   if (!job_.folded()) {
     for (uint32_t r = 0; r < job_.ranks; ++r) {
       const uint32_t below = tree.below(r);
@@ -69,9 +68,8 @@ void Simulator::report(uint32_t r, uint32_t bucket, uint32_t iteration) {
 
 void Simulator::read_report(uint32_t r, uint32_t bucket, uint32_t iteration) {
   const uint32_t reader = job_.folded() || r == 0 ? 0 : tree_.above(r);
-  int64_t read =
-      work(hosts_[reader].thread_free, now_, network_.receive_ns_per_chunk * frames_of_[r]);
-  push(read, What::reported, r, bucket, iteration);
+  work(hosts_[reader], hosts_[reader].thread, network_.receive_ns_per_chunk * frames_of_[r],
+       {What::reported, static_cast<uint16_t>(r), bucket, iteration});
 }
 
 void Simulator::reported(uint32_t r, uint32_t bucket, uint32_t iteration) {
@@ -100,25 +98,24 @@ void Simulator::admit() {
 }
 
 void Simulator::told(uint32_t r, uint32_t operation, bool first) {
-  int64_t& told_at = told_at_[r];
-  if (first) told_at = now_;
-  if (first && frames_below_[r] > 0)
-    told_at = work(hosts_[r].thread_free, now_,
-                   network_.send_ns_per_chunk * static_cast<double>(frames_below_[r]));
-  told_at = std::max(told_at, now_);
+  const double frames = first ? static_cast<double>(frames_below_[r]) : 0;
+  if (frames_below_[r] == 0 ||
+      worked(hosts_[r], hosts_[r].thread, network_.send_ns_per_chunk * frames,
+             {What::tells, static_cast<uint16_t>(r), operation, first ? 1u : 0u}))
+    tells(r, operation, first);
+}
+
+void Simulator::tells(uint32_t r, uint32_t operation, bool first) {
   // An operation ends when the rank that began last lets it: that one stands for all.
   if (job_.folded()) {
-    push(told_at + network_.begin_ns + begin_passes_ns_, What::begin, 0, operation);
+    push(now_ + network_.begin_ns + begin_passes_ns_, What::begin, 0, operation);
     return;
   }
   const uint32_t below = tree_.first_below(r);
   for (uint32_t other = below; other < below + tree_.below(r); ++other)
-    push(told_at + network_.begin_ns, tree_.below(other) > 0 ? What::told : What::begin, other,
+    push(now_ + network_.begin_ns, tree_.below(other) > 0 ? What::told : What::begin, other,
          operation, first ? 1 : 0);
-  if (told_at > now_)
-    push(told_at, What::begin, r, operation);
-  else
-    begin(r, operation);
+  begin(r, operation);
 }
 
 void Simulator::begin(uint32_t r, uint32_t operation) {

@@ -50,7 +50,7 @@ void Simulator::advance(uint32_t r) {
   Device& device = devices_[r];
   const Host& host = hosts_[played_by(r)];
   // Several sums may have woken it; the first one did.
-  if (!device.waiting && now_ < device.free_at) return;
+  if (device.computes_since != kNever || (!device.waiting && now_ < device.free_at)) return;
   for (;;) {
     const Work& work = program_[device.next];
     // The last gradients are still applied; then the run is over.
@@ -69,48 +69,96 @@ void Simulator::advance(uint32_t r) {
       device.free_at = std::max(device.free_at, seen);
       device.waiting = false;
     }
-    if (applies) run(r, device, work);
-    if (++device.next < program_.size()) {
-      // Devices do not look ahead of the events around them.
-      if (device.free_at > now_) {
-        push(device.free_at, What::device, r);
-        return;
-      }
-      continue;
-    }
-    device.next = 0;
-    ++device.iteration;
-    push(device.free_at, What::device, r);
-    return;
+    if (applies && run(r, device, work)) return;
+    if (!go_on(r)) return;
   }
 }
 
-void Simulator::run(uint32_t r, Device& device, const Work& work) {
+bool Simulator::go_on(uint32_t d) {
+  Device& device = devices_[d];
+  if (++device.next == program_.size()) {
+    device.next = 0;
+    ++device.iteration;
+  } else if (device.free_at <= now_) {
+    return true;
+  }
+  // Devices do not look ahead of the events around them.
+  push(device.free_at, What::device, d);
+  return false;
+}
+
+bool Simulator::run(uint32_t r, Device& device, const Work& work) {
   bool update = work.kind == Kind::update;
   const graph::LayerTimes& own =
       times(r, update ? device.iteration - 1 : device.iteration, work.layer);
   if (work.kind == Kind::host) {
     if (device.iteration > 0) device.free_at += own.before_wait_ns;
-    return;
+    return false;
   }
-  int64_t duration = own.update_ns;
+  int64_t duration = own.update_ns, cpu = own.update_cpu_ns;
   if (update) device.free_at += own.gap_before_update_ns;
   if (work.kind == Kind::forward) {
     device.free_at += own.gap_before_forward_ns;
     if (work.layer == 0) mark_start(r, device);
-    if (device.iteration == job_.iterations) return;
+    if (device.iteration == job_.iterations) return false;
     duration = own.forward_ns;
+    cpu = own.forward_cpu_ns;
   } else if (work.kind == Kind::backward) {
     device.free_at += own.gap_before_backward_ns;
     duration = own.backward_ns;
+    cpu = own.backward_cpu_ns;
   }
-  int64_t start = device.free_at;
-  device.free_at += duration;
-  if (recording_ != nullptr && (!update || duration > 0))
-    recording_->compute(r, work.kind, work.layer, device.iteration - (update ? 1 : 0), start,
-                        device.free_at);
+  const int64_t start = device.free_at;
+  if (cpu <= 0) {
+    device.free_at += duration;
+    end_work(r, work, start, cpu);
+    return false;
+  }
+  // What of it is no processor time comes first.
+  device.computes_since = start;
+  device.free_at += std::max<int64_t>(0, duration - cpu);
+  if (device.free_at > now_)
+    push(device.free_at, What::computes, r);
+  else
+    computes(r);
+  return true;
+}
+
+void Simulator::computes(uint32_t d) {
+  const Device& device = devices_[d];
+  submit(hosts_[played_by(d)].processor, device.thread,
+         static_cast<double>(cpu_ns(d, program_[device.next])),
+         {What::computed, static_cast<uint16_t>(d)});
+}
+
+void Simulator::computed(uint32_t d) {
+  Device& device = devices_[d];
+  const Work& work = program_[device.next];
+  const int64_t start = std::exchange(device.computes_since, kNever);
+  device.free_at = now_;
+  end_work(d, work, start, cpu_ns(d, work));
+  if (go_on(d)) advance(d);
+}
+
+int64_t Simulator::cpu_ns(uint32_t d, const Work& work) const {
+  const Device& device = devices_[d];
+  const bool update = work.kind == Kind::update;
+  const graph::LayerTimes& own =
+      times(d, update ? device.iteration - 1 : device.iteration, work.layer);
+  return update                       ? own.update_cpu_ns
+         : work.kind == Kind::forward ? own.forward_cpu_ns
+                                      : own.backward_cpu_ns;
+}
+
+void Simulator::end_work(uint32_t d, const Work& work, int64_t start, int64_t cpu_ns) {
+  const Device& device = devices_[d];
+  const bool update = work.kind == Kind::update;
+  result_.computing_ns[d] += static_cast<double>(device.free_at - start);
+  if (recording_ != nullptr && (!update || device.free_at > start))
+    recording_->compute(d, work.kind, work.layer, device.iteration - (update ? 1 : 0), start,
+                        device.free_at, cpu_ns);
   if (work.kind == Kind::backward && !produced_[work.layer].empty())
-    push(device.free_at + network_.hand_over_ns, What::handed, r, work.layer, device.iteration);
+    push(device.free_at + network_.hand_over_ns, What::handed, d, work.layer, device.iteration);
 }
 
 void Simulator::mark_start(uint32_t r, const Device& device) {

@@ -27,6 +27,7 @@ struct Case {
   Network network;
   uint32_t iterations = 3;
   uint32_t fan_out = 0;  // all report to rank 0
+  bool burns = false;    // compute is processor time
 };
 
 // Rank 0 is as the others: it neither hears of a bucket nor begins earlier than they.
@@ -82,8 +83,13 @@ Answer answer_of(const Case& one, bool folded) {
   for (size_t r = 0; r < one.slowness.size() + 1; ++r) {
     double slow = r < one.slowness.size() ? one.slowness[r] : 1;
     auto ns = [&](double value) { return static_cast<int64_t>(value * slow); };
-    times.emplace_back(tensors.size(),
-                       graph::LayerTimes{ns(300'000), ns(700'000), ns(50'000), 0, 0});
+    graph::LayerTimes layer{ns(300'000), ns(700'000), ns(50'000), 0, 0};
+    if (one.burns) {
+      layer.forward_cpu_ns = layer.forward_ns;
+      layer.backward_cpu_ns = layer.backward_ns;
+      layer.update_cpu_ns = layer.update_ns;
+    }
+    times.emplace_back(tensors.size(), layer);
   }
   Job job;
   job.ranks = one.ranks;
@@ -191,6 +197,25 @@ TEST(Fold, is_exact_for_ring_and_doubling_but_for_rank_0) {
         EXPECT_EQ(folded.order, full.order);
       }
     }
+}
+
+// Hosts with one core, on which training and a rank's thread take turns.
+TEST(Fold, training_that_burns_slows_the_lanes_of_its_host) {
+  double timers = 0, burning = 0;
+  for (uint32_t ranks : kSomeRanks)
+    for (Case one : cases_of(Algorithm::ring, ranks)) {
+      one.network.send_ns_per_byte = one.network.receive_ns_per_byte = 0.2;
+      Answer timed = answer_of(one, true);
+      one.burns = true;
+      Answer full = answer_of(one, false), folded = answer_of(one, true);
+      timers += timed.iteration_ns();
+      burning += folded.iteration_ns();
+      if (one.slowness.empty())
+        EXPECT_EQ(folded.starts, full.starts) << ranks;
+      else
+        EXPECT_NEAR(percent_off(one), 0, 10) << ranks;
+    }
+  EXPECT_GT(burning, 1.01 * timers);
 }
 
 // The part of one rank has an element more: the ranks drift apart by nanoseconds, which decides

@@ -62,7 +62,7 @@ void Simulator::returns(const OddLane& odd) {
 Room Simulator::room_of(const Host& host, uint32_t to, uint16_t number) const {
   uint32_t index = host.lanes_to[to][number];
   if (index == kNone || lanes_[index].blocked) return Room::none;
-  return host.workers_free.empty() ? Room::connection : Room::worker;
+  return host.workers.empty() ? Room::connection : Room::worker;
 }
 
 void Simulator::turn(uint32_t r) {
@@ -76,23 +76,21 @@ void Simulator::turn(uint32_t r) {
     filled = true;
   }
   // What has arrived meanwhile comes before the next turn.
-  if (host.dispatcher.cut_short() && host.turn_at == kNever) {
-    host.turn_at = std::max(now_, host.thread_free);
-    push(host.turn_at, What::turn, r);
-  }
+  if (host.dispatcher.cut_short() && !std::exchange(host.turn_is_due, true))
+    work(host, host.thread, 0, {What::turn, static_cast<uint16_t>(r)});
   if (filled) wake_egress(r);
 }
 
 void Simulator::take(uint32_t r, const Dispatcher::HandOver& what) {
   Host& host = hosts_[r];
-  Lane& lane = lanes_[host.lanes_to[what.peer][what.lane]];
+  const uint32_t index = host.lanes_to[what.peer][what.lane];
+  Lane& lane = lanes_[index];
   auto operation = static_cast<uint32_t>(what.chunk.operation);
   auto bytes = static_cast<uint32_t>(what.chunk.bytes + cost::kHeaderBytes);
-  int64_t there = now_;
-  if (network_.copy_ns_per_byte > 0)
-    there = work(host.thread_free, now_, network_.copy_ns_per_byte * bytes);
-  lane.filled = work(server_of(host, lane), there,
-                     network_.send_ns_per_chunk + network_.send_ns_per_byte * bytes);
+  ++lane.filling;
+  if (network_.copy_ns_per_byte <= 0 ||
+      worked(host, host.thread, network_.copy_ns_per_byte * bytes, {What::hands, 0, index, bytes}))
+    hands(index, bytes);
   if (lane.chunks.empty()) lane.head_left = bytes;
   // One that goes again may be of an operation that has ended here.
   const std::optional<schedule::Steps>& steps = host.running[operation].steps;
@@ -109,6 +107,21 @@ void Simulator::take(uint32_t r, const Dispatcher::HandOver& what) {
     lane.rest = chunk;
 }
 
+void Simulator::hands(uint32_t index, uint32_t bytes) {
+  const Host& host = hosts_[lanes_[index].from];
+  if (worked(host, server_of(host, lanes_[index]),
+             network_.send_ns_per_chunk + network_.send_ns_per_byte * bytes,
+             {What::filled, 0, index}))
+    --lanes_[index].filling;
+}
+
+void Simulator::filled(uint32_t index) {
+  Lane& lane = lanes_[index];
+  if (--lane.filling > 0) return;
+  for (; !lane.filled.empty(); lane.filled.pop()) record_sent(lane, lane.filled.front());
+  if (!lane.broken) send_packets(lane.from);
+}
+
 bool Simulator::give_to_socket(Lane& lane) const {
   while (lane.held > 0 && lane.unsent < unsent_limit_) {
     double segment = std::min(lane.held, network_.packet_bytes);
@@ -120,11 +133,17 @@ bool Simulator::give_to_socket(Lane& lane) const {
   return !lane.blocked;
 }
 
-void Simulator::left(const Lane& lane, const QueuedChunk& chunk) {
-  if (recording_ != nullptr)
-    recording_->sent(lane.from, lane.peer, lane.index, recorded(chunk), chunk.taken,
-                     std::max(now_, lane.filled));
+void Simulator::left(Lane& lane, const QueuedChunk& chunk) {
+  if (recording_ != nullptr && lane.filling > 0)
+    lane.filled.push(chunk);
+  else
+    record_sent(lane, chunk);
   settle(lane.from, hosts_[lane.from].dispatcher.left(lane.peer, lane.index));
+}
+
+void Simulator::record_sent(const Lane& lane, const QueuedChunk& chunk) {
+  if (recording_ != nullptr)
+    recording_->sent(lane.from, lane.peer, lane.index, recorded(chunk), chunk.taken, now_);
 }
 
 void Simulator::settle(uint32_t r, const std::optional<Dispatcher::Settled>& settled) {
@@ -153,7 +172,7 @@ void Simulator::wake_egress(uint32_t r) {
   int64_t next = kNever;
   for (uint32_t index : host.lanes) {
     const Lane& lane = lanes_[index];
-    if (!lane.packets.empty()) next = std::min(next, std::max(lane.ready, lane.filled));
+    if (!lane.packets.empty() && lane.filling == 0) next = std::min(next, lane.ready);
   }
   if (next == kNever) return;
   next = std::max({next, host.link_ready, now_});
@@ -170,7 +189,7 @@ void Simulator::send_packets(uint32_t r) {
     size_t index = host.next_to_send;
     host.next_to_send = (index + 1) % count;
     Lane& lane = lanes_[host.lanes[index]];
-    if (lane.packets.empty() || lane.ready > now_ || lane.filled > now_) {
+    if (lane.packets.empty() || lane.ready > now_ || lane.filling > 0) {
       ++tried;
       continue;
     }
@@ -216,7 +235,8 @@ void Simulator::send_packet(Lane& lane, uint32_t index) {
 
   make_packets(lane);
   if (lane.blocked && 2 * lane.unsent < unsent_limit_) {
-    lane.filled = std::max(now_, server_of(host, lane));
+    ++lane.filling;
+    if (worked(host, server_of(host, lane), 0, {What::filled, 0, index})) --lane.filling;
     if (!give_to_socket(lane)) return;
     saw({Seen::What::room, lane.from, lane.peer, lane.index});
     left(lane, lane.rest);

@@ -48,9 +48,10 @@ void Simulator::take_in(uint32_t r, uint32_t operation, const Early& arriving) {
     due_.pop_back();
     const schedule::Receive& how = steps.program().receives()[next];
     if (network_.reduce_ns_per_byte > 0 && how.combine)
-      work(hosts_[r].thread_free, now_,
+      work(hosts_[r], hosts_[r].thread,
            network_.reduce_ns_per_byte *
-               static_cast<double>(how.elements * schedule::kElementBytes + cost::kHeaderBytes));
+               static_cast<double>(how.elements * schedule::kElementBytes + cost::kHeaderBytes),
+           {});
     steps.applied(next, allowed_, due_);
   }
   offer(r, operation);

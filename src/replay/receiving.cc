@@ -7,12 +7,16 @@ void Simulator::arrived(Lane& lane, uint32_t index, uint32_t chunks) {
   Host& host = hosts_[lane.to];
   for (uint32_t i = 0; i < chunks; ++i) {
     double bytes = lane.flying[lane.landed++].bytes;
-    int64_t read = work(server_of(host, lane), now_,
-                        network_.receive_ns_per_chunk + network_.receive_ns_per_byte * bytes);
-    if (network_.copy_ns_per_byte > 0)
-      read = work(host.thread_free, read, network_.copy_ns_per_byte * bytes);
-    push(read, What::absorb, lane.to, index);
+    const auto whole = static_cast<uint32_t>(bytes);
+    work(host, server_of(host, lane),
+         network_.receive_ns_per_chunk + network_.receive_ns_per_byte * bytes,
+         {network_.copy_ns_per_byte > 0 ? What::copied : What::absorb, 0, index, whole});
   }
+}
+
+void Simulator::copied(uint32_t index, uint32_t bytes) {
+  const Host& host = hosts_[lanes_[index].to];
+  work(host, host.thread, network_.copy_ns_per_byte * bytes, {What::absorb, 0, index});
 }
 
 void Simulator::absorb(uint32_t index) {
@@ -28,7 +32,7 @@ void Simulator::absorb(uint32_t index) {
     recording_->received(r, lane.from, lane.index, recorded(chunk), now_, now_);
   lane.receipts.arrived(chunk.bytes - cost::kHeaderBytes, chunk.wants_receipt);
   // A worker tells at once; the engine's thread, when it is worth it.
-  bool served = !host.workers_free.empty();
+  bool served = !host.workers.empty();
   if (chunk.wants_receipt && !served && host.owed.wanted()) {
     host.patience_ends = now_ + schedule::kReceiptPatience.count;
     if (!std::exchange(host.patience_is_watched, true)) push(host.patience_ends, What::patience, r);
@@ -60,17 +64,19 @@ void Simulator::end_of_patience(uint32_t r) {
 
 void Simulator::tell_arrivals(uint32_t r, bool out_of_patience) {
   Host& host = hosts_[r];
-  if (!host.owed.due(out_of_patience)) return;
-  for (uint32_t index : host.incoming)
-    if (lanes_[index].receipts.due(true)) send_receipt(index);
+  if (host.owed.due(out_of_patience))
+    for (uint32_t index : host.incoming)
+      if (lanes_[index].receipts.due(true)) send_receipt(index);
+  spin_while_owed(host);
 }
 
 void Simulator::send_receipt(uint32_t index) {
   Lane& lane = lanes_[index];
   uint64_t chunks = lane.receipts.take();
-  int64_t leaves = work(server_of(hosts_[lane.to], lane), now_, 0);
-  push(leaves + network_.latency_ns, What::receipt, lane.from, index,
-       static_cast<uint32_t>(chunks - std::exchange(lane.receipted, chunks)));
+  const auto told = static_cast<uint32_t>(chunks - std::exchange(lane.receipted, chunks));
+  const Host& host = hosts_[lane.to];
+  if (worked(host, server_of(host, lane), 0, {What::thanks, 0, index, told}))
+    push(now_ + network_.latency_ns, What::receipt, lane.from, index, told);
 }
 
 void Simulator::receipt(uint32_t index, uint32_t chunks) {
@@ -79,10 +85,7 @@ void Simulator::receipt(uint32_t index, uint32_t chunks) {
   bool first = host.unread.empty();
   host.unread.push({index, chunks});
   if (!first) return;
-  int64_t read = work(server_of(host, lane), now_, 0);
-  if (read > now_)
-    push(read, What::receipted, lane.from);
-  else
+  if (worked(host, server_of(host, lane), 0, {What::receipted, static_cast<uint16_t>(lane.from)}))
     read_receipts(lane.from);
 }
 

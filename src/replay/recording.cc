@@ -57,10 +57,14 @@ Event& Recording::add(uint32_t rank, TrackId track, Kind kind, Shape shape, int6
 }
 
 void Recording::compute(uint32_t rank, Kind kind, uint32_t layer, uint32_t iteration, int64_t start,
-                        int64_t end) {
+                        int64_t end, int64_t cpu_ns) {
   Event& event = add(rank, kDevice, kind, Shape::span, start, end);
   event.layer = static_cast<uint16_t>(layer);
   event.iteration = iteration;
+  if (cpu_ns >= 0) {
+    const Event span = event;
+    trace_.processes[rank].events.push_back(trace::processor_time_of(span, cpu_ns));
+  }
 }
 
 void Recording::iteration(uint32_t rank, uint32_t iteration, int64_t start, int64_t end) {

@@ -14,7 +14,7 @@ class Recording {
             const std::vector<uint32_t>& host_of, uint32_t lanes);
 
   void compute(uint32_t rank, trace::Kind kind, uint32_t layer, uint32_t iteration, int64_t start,
-               int64_t end);
+               int64_t end, int64_t cpu_ns);
   void iteration(uint32_t rank, uint32_t iteration, int64_t start, int64_t end);
   void wait(uint32_t rank, uint32_t tensor, uint32_t layer, uint32_t iteration, int64_t start,
             int64_t end);

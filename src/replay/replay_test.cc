@@ -530,6 +530,102 @@ TEST(Replay, workers_do_not_make_processors) {
   EXPECT_NEAR((predicted(replayer, question).iteration_ns - kCompute) / thread, 1, 0.05);
 }
 
+// ---- compute that takes processor time ---------------------------------------------------
+
+// Two ranks of a lab that burn, and lanes that take a core too: 12 MB each way, 1 ns a byte.
+cost::Costs costs_of_lab(uint32_t cores) {
+  cost::Costs costs = costs_of_slow_processor();
+  costs.copy_ns_per_byte = testing::exactly(0);
+  costs.cpu_ns_per_chunk = testing::exactly(0);
+  costs.sending.shared_processor = true;
+  costs.sending.cores = cores;
+  return costs;
+}
+
+SmallJob burning(bool burns = true) {
+  SmallJob job = under(preset("ddp"));
+  job.plan.bucket_rule = {mib(4), mib(4), false};  // a bucket for each tensor
+  job.ranks = 2;
+  job.burns = burns;
+  return job;
+}
+
+Question in_the_lab(bool free_communication = false) {
+  Question out;
+  out.cluster.of = Of::lab;
+  out.what_if.free_communication = free_communication;
+  return out;
+}
+
+TEST(Burning, ranks_share_the_cores_of_a_lab_and_timers_do_not) {
+  auto took = [](bool burns, uint32_t cores) {
+    return predicted(replayer_of(burning(burns), costs_of_lab(cores)), in_the_lab(true))
+        .iteration_ns;
+  };
+  EXPECT_NEAR(took(true, 1), 2 * kCompute, 10);
+  EXPECT_NEAR(took(true, 2), kCompute, 10);
+  EXPECT_NEAR(took(false, 1), kCompute, 10);
+}
+
+TEST(Burning, lanes_are_slowed_by_training_and_slow_it) {
+  auto took = [](bool burns, uint32_t cores) {
+    return predicted(replayer_of(burning(burns), costs_of_lab(cores)), in_the_lab()).iteration_ns;
+  };
+  // One core for all: no iteration is shorter than what has to be done on it.
+  constexpr double kLanes = 2 * kBytes;
+  EXPECT_GE(took(true, 1), 2 * (kCompute + kLanes));
+  EXPECT_LE(took(true, 1), 1.05 * 2 * (kCompute + kLanes));
+  // With a core for each thread training hides a part of what the lanes do; with one for each rank
+  // the thread of a rank takes what its training would have.
+  EXPECT_LT(took(true, 4), 0.85 * (kCompute + kLanes));
+  EXPECT_GE(took(true, 2), kCompute + kLanes);
+  // Timers leave the cores to the lanes.
+  EXPECT_EQ(took(false, 2), took(true, 4));
+}
+
+// A run is recorded on one core; what it would take on a core for each thread is known from there,
+// as is what it took.
+TEST(Burning, compute_is_replayed_without_the_contention_that_it_was_recorded_with) {
+  Question question = in_the_lab();
+  question.make_trace = true;
+  Prediction run = predicted(replayer_of(burning(), costs_of_lab(1)), question);
+  auto graph = graph::build(*run.trace);
+  ASSERT_TRUE(graph.ok()) << graph.error().message();
+  double stretched = 0;
+  for (const graph::LayerTimes& layer : graph->iterations.back().layers[0])
+    stretched += static_cast<double>(layer.forward_ns + layer.backward_ns + layer.update_ns);
+  ASSERT_GT(stretched, 1.8 * kCompute);
+
+  graph->environment.cores = 1;
+  auto same = Replayer::make(*graph, costs_of_lab(1));
+  ASSERT_TRUE(same.ok()) << same.error().message();
+  EXPECT_NEAR(same->fidelity().error_percent, 0, 0.5);
+  EXPECT_NEAR(same->compute_ns(), kCompute, 0.01 * kCompute);
+  // In the target each host has its own core.
+  EXPECT_NEAR(predicted(*same, {}).iteration_ns,
+              predicted(replayer_of(burning(), costs_of_lab(1)), {}).iteration_ns,
+              0.02 * 2 * kCompute);
+}
+
+// A device that the host only feeds: of its time little is the processor's, and it waits for no
+// core.
+TEST(Burning, what_no_contention_explains_stays) {
+  SmallJob job = burning();
+  graph::Graph graph = testing::graph_of(job);
+  for (graph::Iteration& iteration : graph.iterations)
+    for (auto& layers : iteration.layers)
+      for (graph::LayerTimes& layer : layers) layer.backward_cpu_ns = layer.backward_ns / 8;
+  auto took = [&](uint32_t cores, bool free) {
+    auto replayer = Replayer::make(graph, costs_of_lab(cores));
+    EXPECT_TRUE(replayer.ok()) << replayer.error().message();
+    return predicted(*replayer, in_the_lab(free)).iteration_ns;
+  };
+  EXPECT_NEAR(took(4, true), kCompute, 100);
+  EXPECT_NEAR(took(4, false),
+              predicted(replayer_of(burning(false), costs_of_lab(4)), in_the_lab()).iteration_ns,
+              0.02 * kCompute);
+}
+
 // Minutes of simulation, and gigabytes, for a file of a few KiB.
 TEST(Replay, vast_tensors_in_a_trace_of_few_events_are_refused) {
   SmallJob job = under(preset("ddp"));

@@ -29,6 +29,7 @@ constexpr uint32_t kRanksInFull = 16;
 constexpr double kFoldedMessages = 1e6;
 // What folding was seen to miss of whole jobs (docs/cost_model.md).
 constexpr double kFoldError = 0.08;
+constexpr double kMostCredit = 0;
 // Threads that wait for a core while others have it wait longer than first come, first served.
 constexpr double kBusy = 0.4;
 constexpr double kBusyError = 0.3;  // for each core's worth above that
@@ -108,7 +109,15 @@ struct Replayer::Impl {
   double gradient_bytes = 0;
   Fidelity fidelity;
 
+  // What of the time beside processor time waited for no core, by rank: 0 to 1.
+  std::vector<double> idle_share;
+
   void set_compute(std::vector<graph::Iteration> counted);
+  void find_idle_share();
+  uint32_t fidelity_iterations() const {
+    return std::clamp(static_cast<uint32_t>(iterations.size()) + kWarmUpIterations,
+                      kLeastIterations, kFidelityIterations);
+  }
   std::vector<uint32_t> hosts_for(const Cluster& cluster) const;
   std::vector<schedule::Algorithm> algorithms(const plan::Plan& plan,
                                               const schedule::Layout& layout, const Job& job,
@@ -262,6 +271,9 @@ Result<Network> Replayer::Impl::network(const Question& question, const plan::Pl
                                         uint32_t flows, End end, Prediction& notes) const {
   Network out;
   out.free = question.what_if.free_communication;
+  out.cores = costs.sending.cores;
+  out.shared_processor = costs.sending.shared_processor && question.cluster.of == Of::lab;
+  out.most_credit_ns = kMostCredit;
   if (ranks == 1 && !question.cluster.hosts) out.free = true;
   if (out.free) {
     out.link_bytes_per_ns = 1;
@@ -301,8 +313,6 @@ Result<Network> Replayer::Impl::network(const Question& question, const plan::Pl
   out.send_ns_per_chunk = out.receive_ns_per_chunk = value_or_zero(costs.cpu_ns_per_chunk) / 2;
   out.send_ns_per_byte = out.receive_ns_per_byte = value_or_zero(costs.cpu_ns_per_byte) / 2;
   out.reduce_ns_per_byte = value_or_zero(costs.reduce_ns_per_byte);
-  out.cores = sending.cores;
-  out.shared_processor = sending.shared_processor && question.cluster.of == Of::lab;
   if (sending.shared_processor && !out.shared_processor) own_processors(notes);
   out.below_in_delays = recorded_tree.below(0);
   set_workers(plan, costs, out, notes);
@@ -526,9 +536,13 @@ Result<Simulated> Replayer::Impl::simulated(const Question& question, const plan
   if (!work.folded()) return run;
   // Ranks that compute alike end alike.
   std::vector<std::vector<int64_t>> starts;
-  for (size_t i = 0; i < work.alike.size(); ++i)
+  std::vector<double> computing_ns;
+  for (size_t i = 0; i < work.alike.size(); ++i) {
     starts.insert(starts.end(), work.alike[i], run.starts[i]);
+    computing_ns.insert(computing_ns.end(), work.alike[i], run.computing_ns[i]);
+  }
   run.starts = std::move(starts);
+  run.computing_ns = std::move(computing_ns);
   return run;
 }
 
@@ -618,8 +632,60 @@ Result<Prediction> Replayer::Impl::predict(const Question& question) const {
   return out;
 }
 
+namespace {
+
+// Calls f(how long it lasted, processor time of that) for each piece of a layer's compute.
+template <typename F>
+void for_each_part(graph::LayerTimes& layer, F&& f) {
+  f(layer.forward_ns, layer.forward_cpu_ns);
+  f(layer.backward_ns, layer.backward_cpu_ns);
+  f(layer.update_ns, layer.update_cpu_ns);
+}
+
+}  // namespace
+
+// A recorded piece of compute lasted for as long as it had a core, for as long as it waited for one
+// and for as long as it waited for something else. The simulation says the second for any plan. How
+// much it says of the recorded one tells it from the third, which stays as it was.
+void Replayer::Impl::find_idle_share() {
+  const std::vector<graph::Iteration> recorded_iterations = iterations;
+  Question same;
+  same.cluster.of = Of::lab;  // where it was measured
+  same.iterations = fidelity_iterations();
+  std::vector<double> waited(ranks, 0), alone(ranks, 0);
+  bool known = false;
+  for (uint32_t i = 0; i < same.iterations; ++i)
+    for (uint32_t r = 0; r < ranks; ++r)
+      for (graph::LayerTimes layer : recorded_iterations[i % iterations.size()].layers[r]) {
+        for_each_part(layer, [&](int64_t& lasted, int64_t& used) {
+          known = known || used >= 0;
+          const int64_t own = used < 0 ? lasted : std::min(used, lasted);
+          alone[r] += static_cast<double>(own);
+          waited[r] += static_cast<double>(lasted - own);
+        });
+      }
+  if (!known) return;
+  idle_share.assign(ranks, 0);
+  set_compute(recorded_iterations);
+  Prediction notes;
+  auto run = simulated(same, recorded, End::middle, notes, nullptr);
+  for (uint32_t r = 0; r < ranks; ++r) {
+    const double explained = run ? run->computing_ns[r] - alone[r] : 0;
+    idle_share[r] = waited[r] > 0 ? std::clamp(1 - explained / waited[r], 0.0, 1.0) : 0;
+  }
+  set_compute(recorded_iterations);
+}
+
 void Replayer::Impl::set_compute(std::vector<graph::Iteration> counted) {
   iterations = std::move(counted);
+  for (graph::Iteration& iteration : iterations)
+    for (uint32_t r = 0; r < idle_share.size(); ++r)
+      for (graph::LayerTimes& layer : iteration.layers[r])
+        for_each_part(layer, [&](int64_t& lasted, int64_t& used) {
+          if (used < 0) return;
+          used = std::min(used, lasted);
+          lasted = used + static_cast<int64_t>(idle_share[r] * static_cast<double>(lasted - used));
+        });
   typical.clear();
   std::vector<uint32_t> all(ranks);
   std::iota(all.begin(), all.end(), 0u);
@@ -679,13 +745,14 @@ Result<Replayer> Replayer::with_costs(const graph::Graph& graph, const cost::Cos
                      graph.iterations.end()});
   impl->measured = graph::iteration_times(graph);
 
+  impl->find_idle_share();
+
   // Fidelity first: the recorded plan, replayed like any other.
   Question same;
   same.cluster.of = Of::lab;  // where it was measured
   same.make_trace = true;
   same.interval = false;
-  same.iterations = std::clamp(static_cast<uint32_t>(impl->iterations.size()) + kWarmUpIterations,
-                               kLeastIterations, kFidelityIterations);
+  same.iterations = impl->fidelity_iterations();
   impl->fidelity.measured_ns = quantile(impl->measured.of_slowest_ns, 0.5);
   auto replayed = impl->predict(same);
   if (!replayed) {

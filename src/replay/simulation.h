@@ -10,6 +10,7 @@
 #include <queue>
 #include <vector>
 
+#include "processor.h"
 #include "recording.h"
 #include "simulator.h"
 #include "weft/cost.h"
@@ -20,40 +21,6 @@ using schedule::Dispatcher;
 using schedule::Fifo;
 using schedule::Room;
 using trace::Kind;
-
-inline constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
-inline constexpr uint32_t kNone = std::numeric_limits<uint32_t>::max();
-
-enum class What : uint8_t {
-  device,     // rank: its device is free, or what it waited for is there
-  handed,     // rank, a: layer, b: iteration: its gradients are handed over
-  report,     // rank, a: bucket, b: iteration: the rank above has to read it
-  reported,   // the same: the rank above knows
-  told,       // rank, a: operation, b: 1 if it is the first of a frame: it tells those below first
-  begin,      // rank, a: operation
-  ended,      // a: operation, on rank 0
-  turn,       // rank: the last turn was cut short
-  egress,     // rank: a packet may leave
-  arrived,    // a: lane, b: how many chunks are complete with this packet
-  absorb,     // a: lane: a chunk has been dealt with
-  patience,   // rank: those who wait for receipts have waited long enough
-  receipt,    // rank, a: lane, b: how many chunks it tells of: it has come back
-  receipted,  // rank: it reads those that have come
-  breaks,     // a: one of those that break
-  returns,    // a: one of these: it is open again
-};
-
-struct Event {
-  int64_t at;
-  uint32_t sequence;
-  What what;
-  uint16_t rank;
-  uint32_t a;
-  uint32_t b;
-  bool operator>(const Event& other) const {
-    return at != other.at ? at > other.at : sequence > other.sequence;
-  }
-};
 
 struct QueuedChunk {
   uint32_t operation;
@@ -82,7 +49,8 @@ struct Lane {
   uint32_t landed = 0;       // of these: arrived, and the thread will deal with them
   QueuedChunk rest{};        // blocked: the chunk of which `held` bytes are left
   int64_t ready = 0;         // the cap of a flow allows the next packet
-  int64_t filled = 0;        // the thread put its last bytes here at this time
+  uint32_t filling = 0;      // pieces of work that put bytes here and are not done
+  Fifo<QueuedChunk> filled;  // recording: left, as soon as the thread has put all of it here
   schedule::Receipts receipts;
   uint64_t receipted = 0;  // chunks, by receipts that have left
 };
@@ -120,6 +88,8 @@ struct Device {
   int64_t free_at = 0;     // end of the work before
   int64_t wait_since = 0;  // the thread began to wait for what the next work needs
   bool waiting = false;
+  int64_t computes_since = kNever;  // its thread is at the work
+  uint32_t thread = 0;
 };
 
 struct Host {
@@ -131,13 +101,15 @@ struct Host {
   int64_t link_ready = 0;
   int64_t ingress_ready = 0;
   int64_t egress_at = kNever;
-  int64_t turn_at = kNever;
+  bool turn_is_due = false;
   int64_t patience_ends = 0;
   bool patience_is_watched = false;
   Fifo<Unread> unread;
   schedule::Owed owed;
-  int64_t thread_free = 0;
-  std::vector<int64_t> workers_free;  // empty: the thread serves the sockets itself
+  uint32_t processor = 0;
+  uint32_t thread = 0;
+  bool spins = false;             // it looks for what has arrived, because receipts are owed
+  std::vector<uint32_t> workers;  // threads; empty: the one above serves the sockets itself
   uint64_t next_message = 0;
   std::vector<Running> running;      // by operation
   std::vector<uint32_t> steps_done;  // by tensor
@@ -168,14 +140,23 @@ class Simulator {
 
   void handle(const Event& event);
 
-  // A thread works for `ns` from `from` or from when it is free; in a lab a core must be free as
-  // well. Returns when it is done.
-  int64_t work(int64_t& thread_free, int64_t from, double ns);
+  void make_processors();
+  // A thread of a host works for `ns` when it has done all that it was given before; then `then`
+  // happens, at once if it has nothing to do.
+  void work(const Host& host, uint32_t thread, double ns, Then then);
+  // True if that is now: then nothing happens, and the caller goes on by itself.
+  bool worked(const Host& host, uint32_t thread, double ns, Then then);
+  void submit(uint32_t processor, uint32_t thread, double ns, Then then);
+  // While receipts are owed a rank's thread does not sleep.
+  void spin_while_owed(Host& host);
+  // Lets happen what its threads have done, and sees to it that it is asked again in time.
+  void look(uint32_t processor);
+  void watch(uint32_t processor);
 
   // Who serves a lane of a host: a worker of its own choice for ever, or the engine's thread.
-  static int64_t& server_of(Host& host, const Lane& lane) {
-    if (host.workers_free.empty()) return host.thread_free;
-    return host.workers_free[lane.index % host.workers_free.size()];
+  static uint32_t server_of(const Host& host, const Lane& lane) {
+    if (host.workers.empty()) return host.thread;
+    return host.workers[lane.index % host.workers.size()];
   }
 
   void saw(const Seen& what) const {
@@ -188,7 +169,14 @@ class Simulator {
   const graph::LayerTimes& times(uint32_t r, uint32_t iteration, uint32_t layer) const;
   // Runs work until something is missing or the run is over.
   void advance(uint32_t r);
-  void run(uint32_t r, Device& device, const Work& work);
+  // True if its thread computes now, and goes on by itself.
+  bool run(uint32_t r, Device& device, const Work& work);
+  void computes(uint32_t d);
+  void computed(uint32_t d);
+  void end_work(uint32_t d, const Work& work, int64_t start, int64_t cpu_ns);
+  int64_t cpu_ns(uint32_t d, const Work& work) const;
+  // To the next work; true if that begins now.
+  bool go_on(uint32_t d);
   void mark_start(uint32_t r, const Device& device);
   void record_wait(uint32_t r, const Work& work, const Device& device, int64_t end);
   void sum_is_there(uint32_t r, uint32_t tensor, uint32_t iteration);
@@ -206,6 +194,7 @@ class Simulator {
   void admit();
   // Rank `r` learns of an operation now, tells those below it, and begins.
   void told(uint32_t r, uint32_t operation, bool first);
+  void tells(uint32_t r, uint32_t operation, bool first);
   void begin(uint32_t r, uint32_t operation);
   void ended(uint32_t operation);
 
@@ -231,12 +220,17 @@ class Simulator {
   // What the engine does after each thing that happened to it.
   void turn(uint32_t r);
   void take(uint32_t r, const Dispatcher::HandOver& what);
+  // The lane's server puts bytes there.
+  void fill(Host& host, uint32_t index, double ns);
+  void hands(uint32_t index, uint32_t bytes);
+  void filled(uint32_t index);
   // The socket takes segments while less than its limit is unsent. True when it has taken the whole
   // chunk.
   bool give_to_socket(Lane& lane) const;
-  void left(const Lane& lane, const QueuedChunk& chunk);
+  void left(Lane& lane, const QueuedChunk& chunk);
   void settle(uint32_t r, const std::optional<Dispatcher::Settled>& settled);
   Recording::Chunk recorded(const QueuedChunk& chunk) const;
+  void record_sent(const Lane& lane, const QueuedChunk& chunk);
   void make_packets(Lane& lane) const;
   void wake_egress(uint32_t r);
   // Lanes take turns, packet by packet: an equal share for each that is not held back by its own
@@ -247,6 +241,7 @@ class Simulator {
   // ---- receiving: receiving.cc -------------------------------------------------------------
 
   void arrived(Lane& lane, uint32_t index, uint32_t chunks);
+  void copied(uint32_t index, uint32_t bytes);
   void absorb(uint32_t index);
   // Folded: who sends to this rank what it sends to that peer.
   uint32_t sender_of(const Lane& lane, uint32_t operation) const;
@@ -282,11 +277,11 @@ class Simulator {
   std::vector<Host> hosts_;
   std::deque<Lane> lanes_;       // of all hosts; those that broke stay
   std::vector<Device> devices_;  // as Job::compute
-  std::vector<int64_t> cores_;   // when each is free; empty: every rank has enough
+  std::vector<Processor> processors_;
+  std::vector<int64_t> look_at_;  // by processor: the event that is in the queue for it
   // Beside those that the delays hold already. By device: frames that are read for its bucket.
   std::vector<uint32_t> frames_of_;
   std::vector<uint64_t> frames_below_;  // by rank: frames that tell those below it
-  std::vector<int64_t> told_at_;        // by rank: these have left
   int64_t report_passes_ns_ = 0;        // folded: from the farthest rank to the ones below rank 0
   int64_t begin_passes_ns_ = 0;         // folded: from there to the farthest rank
   std::vector<uint32_t> iteration_of_;  // by operation

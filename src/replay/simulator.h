@@ -45,8 +45,9 @@ struct Network {
   // chunk is copied to and from the memory that they share.
   uint32_t lane_workers = 0;  // 0: the engine's thread
   double copy_ns_per_byte = 0;
-  uint32_t cores = 1;
-  bool shared_processor = false;  // one machine's cores for all ranks; otherwise each has its own
+  uint32_t cores = 1;             // of each host
+  bool shared_processor = false;  // one machine's cores for all hosts
+  double most_credit_ns = 0;      // that a thread gets for having slept (processor.h)
   // report_ns and begin_ns hold what frames cost a rank that has so many below it. Those of further
   // ones are its thread's work, a frame a chunk.
   uint32_t below_in_delays = std::numeric_limits<uint32_t>::max();
@@ -106,7 +107,8 @@ using Witness = std::function<void(const Seen&)>;
 struct Simulated {
   // By entry of Job::compute: start of each iteration, and of one more.
   std::vector<std::vector<int64_t>> starts;
-  std::vector<uint32_t> order;  // pieces, in the common order
+  std::vector<uint32_t> order;       // pieces, in the common order
+  std::vector<double> computing_ns;  // by entry of Job::compute: in forward, backward and update
   uint64_t events = 0;
   double processor_busy = 0;  // share of the cores that served lanes, 0 to 1
 };

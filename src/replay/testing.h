@@ -13,6 +13,7 @@ struct SmallJob {
   int64_t update_ns = 100'000;
   uint32_t iterations = 4;
   plan::Plan plan;
+  bool burns = false;             // compute is processor time
   std::vector<double> speed;      // by rank; 1 where absent
   std::vector<uint32_t> host_of;  // by rank; empty: each on its own
 };
@@ -36,10 +37,14 @@ inline graph::Graph graph_of(const SmallJob& job) {
     for (uint32_t r = 0; r < job.ranks; ++r) {
       double speed = r < job.speed.size() ? job.speed[r] : 1;
       auto scaled = [&](int64_t ns) { return Nanos{ns}.scaled(1 / speed).count; };
-      iteration.layers.emplace_back(
-          job.tensor_elements.size(),
-          graph::LayerTimes{scaled(job.forward_ns), scaled(job.backward_ns), scaled(job.update_ns),
-                            0, 0});
+      graph::LayerTimes times{scaled(job.forward_ns), scaled(job.backward_ns),
+                              scaled(job.update_ns), 0, 0};
+      if (job.burns) {
+        times.forward_cpu_ns = times.forward_ns;
+        times.backward_cpu_ns = times.backward_ns;
+        times.update_cpu_ns = times.update_ns;
+      }
+      iteration.layers.emplace_back(job.tensor_elements.size(), times);
       iteration.start_ns.push_back(int64_t{i} * 1'000'000'000);
       iteration.end_ns.push_back(int64_t{i + 1} * 1'000'000'000);
     }

@@ -389,6 +389,21 @@ struct ChromeOptions {
 Result<ChromeSummary> write_chrome(const Trace& trace, const std::string& path,
                                    const ChromeOptions& options = {});
 
+struct TablesOptions {
+  bool target_time = false;  // the target cluster's time and bytes instead of the lab's
+};
+
+struct TablesSummary {
+  std::vector<std::pair<std::string, uint64_t>> rows;  // of each table
+  uint64_t halves = 0;  // message halves without exactly one other half: not among the messages
+};
+
+// Arrays that NumPy reads as they stand, in a folder that is absent or empty: a file NAME.npy a
+// table, and the texts of all in strings.json (docs/python.md). Times are on the clocks that the
+// trace has: put it on one first.
+Result<TablesSummary> write_tables(const Trace& trace, const std::string& folder,
+                                   const TablesOptions& options = {});
+
 // ---- summaries ---------------------------------------------------------------------------
 
 // What one row of a summary stands for.

@@ -57,6 +57,10 @@ Result<bool> World::take(const Words& line) {
     iterations_ = static_cast<uint32_t>(count);
     return true;
   }
+  if (what == "burns" && line.size() == 2) {
+    WEFT_ASSIGN(burns_, number(line[1]));
+    return true;
+  }
   bool rank = what == "rank", host = what == "host";
   if (!rank && !host) return false;
   if (line.size() != 4 || line[2] != (rank ? "speed" : "link")) return unknown(line, "this");
@@ -185,9 +189,15 @@ graph::Graph World::compute() const {
     auto found = speed_.find(r);
     double slower = found == speed_.end() ? 1 : 1 / found->second;
     std::vector<graph::LayerTimes>& own = iteration.layers.emplace_back();
-    for (const Layer& layer : layers_)
-      own.push_back({layer.forward.scaled(slower).count, layer.backward.scaled(slower).count,
-                     layer.update.scaled(slower).count, 0, layer.gap.count});
+    for (const Layer& layer : layers_) {
+      graph::LayerTimes& times = own.emplace_back(
+          graph::LayerTimes{layer.forward.scaled(slower).count, layer.backward.scaled(slower).count,
+                            layer.update.scaled(slower).count, 0, layer.gap.count});
+      if (burns_ <= 0) continue;
+      times.forward_cpu_ns = Nanos{times.forward_ns}.scaled(burns_).count;
+      times.backward_cpu_ns = Nanos{times.backward_ns}.scaled(burns_).count;
+      times.update_cpu_ns = Nanos{times.update_ns}.scaled(burns_).count;
+    }
   }
   iteration.start_ns.assign(ranks_, 0);
   iteration.end_ns.assign(ranks_, 1);

@@ -5,6 +5,7 @@
 //   costs   chunk 2us byte 0.05 report 30us                of the processor and of agreeing
 //   layer   conv 4MB forward 2ms backward 4ms update 0.1ms its one tensor has its name
 //   layers  3 4MB forward 2ms backward 4ms                 layer0, layer1, layer2
+//   burns   1                                              the share of compute that is processor time
 //   rank    2 speed 0.5
 //   host    1 link 0.25                                    of what the others' links carry
 //   plan    ddp lanes 4 bucket_rule/size 64MiB             a preset, and what differs
@@ -58,6 +59,7 @@ class World {
   uint32_t ranks_ = 4;
   uint32_t hosts_ = 0;  // 0: as many as ranks
   uint32_t iterations_ = 6;
+  double burns_ = 0;  // 0: compute takes none of the processor
   cost::Costs costs_;
   std::vector<Layer> layers_;
   std::map<uint32_t, double> speed_;          // by rank

@@ -114,6 +114,7 @@ def try_trace(rng, seeds, folder):
     json = ["--json"] if rng.random() < 0.5 else []
     verbs = [["info", "run", *json], ["info", one], ["export", one, "-o", "one.json"],
              ["export", "run", "-o", "all.json", *rng.choice([[], ["--target-time"]])],
+             ["export", "run", "--to", "npy", "-o", "arrays", *rng.choice([[], ["--target-time"]])],
              ["align", "run", *json], ["align", "run", "-o", "aligned"],
              ["diagnose", "run", *json], ["replay", "run", *json],
              ["replay", "run", "--plan", "default", "--set", "hosts=3", "-o", "predicted"],

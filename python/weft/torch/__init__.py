@@ -53,7 +53,9 @@ try:
 except ImportError as _failure:
     raise ImportError(_explain(str(_failure))) from _failure
 
-__all__ = ["culprit", "failure", "status"]
+from weft.torch._attach import Attachment, attach, detach, synchronize  # noqa: E402
+
+__all__ = ["Attachment", "attach", "culprit", "detach", "failure", "status", "synchronize"]
 
 # What a program that ends without destroy_process_group() gives the others to say goodbye.
 _PATIENCE = datetime.timedelta(seconds=5)
