@@ -1,6 +1,7 @@
 // weft export: turns a trace into files that other tools open.
 
 #include <CLI/CLI.hpp>
+#include <charconv>
 #include <memory>
 #include <nlohmann/json.hpp>
 
@@ -17,13 +18,26 @@ struct Options {
   std::string run;
   std::string to = "chrome";
   std::string file;
+  std::vector<std::string> profiles;
   bool target_time = false;
   bool json = false;
 };
 
+// "RANK=FILE", or a file that says itself of which rank it is.
+trace::Profile profile_of(const std::string& words) {
+  trace::Profile profile{words, {}};
+  const size_t equals = words.find('=');
+  uint32_t rank = 0;
+  const char* end = words.data() + std::min(equals, words.size());
+  const auto [stopped, failure] = std::from_chars(words.data(), end, rank);
+  if (equals == std::string::npos || failure != std::errc() || stopped != end) return profile;
+  return {words.substr(equals + 1), rank};
+}
+
 Outcome to_chrome(const Options& options, const trace::Trace& trace) {
   trace::ChromeOptions chrome;
   chrome.target_time = options.target_time;
+  for (const std::string& words : options.profiles) chrome.profiles.push_back(profile_of(words));
   WEFT_ASSIGN(const auto summary, trace::write_chrome(trace, options.file, chrome));
   if (options.json) {
     print_json({{"file", options.file},
@@ -36,7 +50,8 @@ Outcome to_chrome(const Options& options, const trace::Trace& trace) {
                 {"counters", summary.counters},
                 {"arrows", summary.flows},
                 {"arrows_backward", summary.backward},
-                {"halves", summary.halves}});
+                {"halves", summary.halves},
+                {"joined", summary.joined}});
     return {};
   }
   print(text("%s: %llu slices, %llu instants, %llu counter values, %llu arrows of %zu ranks\n",
@@ -50,6 +65,9 @@ Outcome to_chrome(const Options& options, const trace::Trace& trace) {
   if (summary.backward > 0)
     print(text("%llu arrows point backward: the clocks of these ranks do not agree\n",
                static_cast<unsigned long long>(summary.backward)));
+  if (!options.profiles.empty())
+    print(text("%llu events of %zu profiles stand beside their ranks\n",
+               static_cast<unsigned long long>(summary.joined), options.profiles.size()));
   print("open it in https://ui.perfetto.dev or chrome://tracing\n");
   return {};
 }
@@ -93,6 +111,8 @@ Outcome run(const Options& options, const Context& context) {
   for (const trace::Damage& damage : trace.damage) {
     if (damage.any()) complain(context, damage.file + ": damaged; exporting what is left of it");
   }
+  if (options.to == "npy" && !options.profiles.empty())
+    return Outcome::bad_call("--profile is for --to chrome: tables hold what weft recorded");
   return options.to == "npy" ? to_npy(options, std::move(trace)) : to_chrome(options, trace);
 }
 
@@ -100,15 +120,22 @@ Outcome run(const Options& options, const Context& context) {
 
 void add_export(CLI::App& app, Context& context) {
   auto options = std::make_shared<Options>();
-  CLI::App* verb = add_verb(app, "export", "Writes a trace in a format that other tools open.",
-                            "weft export run7/ --to chrome -o run7.json\n"
-                            "weft export run7/ --to npy -o run7-tables");
+  CLI::App* verb =
+      add_verb(app, "export", "Writes a trace in a format that other tools open.",
+               "weft export run7/ --to chrome -o run7.json\n"
+               "weft export run7/ -o run7.json --profile rank0.json --profile rank1.json\n"
+               "weft export run7/ --to npy -o run7-tables");
   verb->add_option("RUN", options->run, "A run folder or one trace file.")->required();
   verb->add_option(
           "--to", options->to,
           "The format: chrome, for Perfetto and chrome://tracing; npy, for NumPy, on one clock.")
       ->check(CLI::IsMember({"chrome", "npy"}));
   verb->add_option("-o,--output", options->file, "The file to write; npy: the folder.")->required();
+  verb->add_option("--profile", options->profiles,
+                   "What torch.profiler exported (export_chrome_trace) of a rank of the same run, "
+                   "to stand beside it; the rank only where the file does not say it.")
+      ->type_name("[RANK=]FILE")
+      ->allow_extra_args(false);
   verb->add_flag("--target-time", options->target_time,
                  "Show the target cluster's time and bytes instead of the lab's.");
   verb->add_flag("--json", options->json, "Print one JSON object.");

@@ -8,10 +8,12 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <map>
 #include <numeric>
 #include <queue>
 
 #include "json.h"
+#include "profile.h"
 #include "weft/trace.h"
 
 namespace weft::trace {
@@ -94,6 +96,7 @@ class ChromeWriter {
       : trace_(trace), options_(options), file_(std::move(file)) {}
 
   Result<ChromeSummary> write() {
+    for (const Profile& profile : options_.profiles) WEFT_TRY(open_profile(profile));
     find_base();
     std::string& out = file_.buffer();
     out += "{\"displayTimeUnit\":\"ns\",\"otherData\":{";
@@ -105,6 +108,7 @@ class ChromeWriter {
     next_tid_ = last_pid + 1;
     for (size_t i = 0; i < trace_.processes.size(); ++i) put_process(i);
     put_arrows();
+    for (const Joined& joined : joined_) WEFT_TRY(put_profile(joined));
     file_.buffer() += "\n]}\n";
     WEFT_TRY(file_.close());
     return summary_;
@@ -133,6 +137,8 @@ class ChromeWriter {
         any = true;
       }
     }
+    for (const Joined& joined : joined_)
+      base_ = std::min(base_, shifted(joined.process, trace_time(joined, joined.head.first_ns)));
   }
 
   // A moment of process `process` as the file shows it: never before the base, hence unsigned.
@@ -400,9 +406,105 @@ class ChromeWriter {
       put_arrow_end('f', arrows[i + 1], std::max(arrows[i].start, arrows[i + 1].start));
   }
 
+  // ---- profiles --------------------------------------------------------------------------
+
+  struct Joined {
+    std::string path;
+    size_t process = 0;
+    ProfileHead head;
+  };
+
+  Result<void> open_profile(const Profile& profile) {
+    // Two programs of one run are seldom further apart than this; a profile of another run is.
+    constexpr int64_t kBesideNs = 60'000'000'000;
+    Joined joined{profile.path, 0, {}};
+    WEFT_ASSIGN(joined.head, read_profile_head(profile.path));
+    const std::optional<uint32_t> rank = profile.rank ? profile.rank : joined.head.rank;
+    if (!rank)
+      return error(Code::invalid_argument,
+                   "%s does not say of which rank it is; name it as RANK=FILE",
+                   profile.path.c_str());
+    while (joined.process < trace_.processes.size() &&
+           trace_.processes[joined.process].environment.rank != *rank)
+      ++joined.process;
+    if (joined.process == trace_.processes.size())
+      return error(Code::invalid_argument, "%s is of rank %u, of which the run has no trace",
+                   profile.path.c_str(), *rank);
+    const Process& process = trace_.processes[joined.process];
+    if (process.clock_samples.empty())
+      return error(Code::invalid_argument,
+                   "the trace of rank %u has no samples of the wall clock, by which profiles count",
+                   *rank);
+    int64_t first = 0, last = 0;
+    for (const Event& event : process.events) {
+      first = last == 0 ? event.start_ns : std::min(first, event.start_ns);
+      last = std::max(last, event.end_ns());
+    }
+    if (trace_time(joined, joined.head.last_ns) < sum(first, -kBesideNs) ||
+        trace_time(joined, joined.head.first_ns) > sum(last, kBesideNs))
+      return error(Code::invalid_argument,
+                   "%s is not of this run: it was recorded more than a minute before or after it",
+                   profile.path.c_str());
+    joined_.push_back(std::move(joined));
+    return {};
+  }
+
+  // By the sample that was taken next to it: a wall clock may be steered meanwhile.
+  int64_t trace_time(const Joined& joined, int64_t wall_ns) const {
+    const auto& samples = trace_.processes[joined.process].clock_samples;
+    const auto distance = [wall_ns](const ClockSample& sample) {
+      return std::abs(static_cast<double>(wall_ns) - static_cast<double>(sample.wall_ns));
+    };
+    const ClockSample& near =
+        *std::min_element(samples.begin(), samples.end(),
+                          [&](const auto& a, const auto& b) { return distance(a) < distance(b); });
+    return sum(near.trace_ns, sum(wall_ns, -near.wall_ns));
+  }
+
+  Result<void> put_profile(const Joined& joined) {
+    const uint32_t rank = trace_.processes[joined.process].environment.rank;
+    std::map<std::string, uint64_t> numbers;  // its processes and threads have others here
+    const auto number = [&](const std::string& of) {
+      const auto [at, made] = numbers.try_emplace(of, next_tid_);
+      if (made) ++next_tid_;
+      return at->second;
+    };
+    const auto put = [&](nlohmann::json& event, std::optional<int64_t> wall_ns) {
+      const auto phase = event.find("ph");
+      if (phase == event.end() || !phase->is_string()) return;
+      const bool metadata = *phase == "M";
+      if (!metadata && !wall_ns) return;
+      const std::string pid = event.contains("pid") ? event["pid"].dump() : "";
+      event["pid"] = number(pid);
+      if (event.contains("tid")) event["tid"] = number(pid + "/" + event["tid"].dump());
+      // Arrows of two profiles may have the same numbers.
+      if (event.contains("id")) event["id"] = text("%u/", rank) + event["id"].dump();
+      if (metadata && event.contains("args") && event["args"].is_object()) {
+        auto& words = event["args"];
+        if (event.contains("name") && event["name"] == "process_name" && words.contains("name") &&
+            words["name"].is_string())
+          words["name"] = text("rank %u, profiler: ", rank) + words["name"].get<std::string>();
+      }
+      event.erase("ts");
+      std::string& out = file_.buffer();
+      out += first_ ? "\n" : ",\n";
+      first_ = false;
+      out += event.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+      if (wall_ns && !metadata) {
+        out.pop_back();
+        put_time(",\"ts\":", time(joined.process, trace_time(joined, *wall_ns)));
+        out += '}';
+      }
+      summary_.joined += metadata ? 0 : 1;
+      file_.spill();
+    };
+    return read_profile(joined.path, joined.head, put);
+  }
+
   const Trace& trace_;
   const ChromeOptions& options_;
   TextFile file_;
+  std::vector<Joined> joined_;
   ChromeSummary summary_;
   int64_t base_ = 0;
   bool first_ = true;
@@ -419,6 +521,10 @@ Result<ChromeSummary> write_chrome(const Trace& trace, const std::string& path,
   if (!options.shift_ns.empty() && options.shift_ns.size() != trace.processes.size())
     return error(Code::invalid_argument, "%zu shifts for %zu processes", options.shift_ns.size(),
                  trace.processes.size());
+  if (!options.profiles.empty() && options.target_time)
+    return error(Code::invalid_argument,
+                 "a profile has the time of the machine that it was recorded on: it is joined to "
+                 "the run's own time, not to the target's");
   WEFT_ASSIGN(TextFile file, TextFile::create(path));
   return ChromeWriter(trace, options, std::move(file)).write();
 }

@@ -365,6 +365,13 @@ struct ChromeSummary {
   uint64_t backward = 0;  // of `flows`: received before it was sent, because clocks disagree;
                           // the arrow starts at the receive, since viewers refuse others
   uint64_t rows = 0;      // threads in the file: tracks, and what overlaps made of them
+  uint64_t joined = 0;    // events of profiles
+};
+
+// What torch.profiler recorded of a process of the run, to be shown beside it.
+struct Profile {
+  std::string path;              // of the JSON that it exported
+  std::optional<uint32_t> rank;  // otherwise the one that the file names
 };
 
 struct ChromeOptions {
@@ -372,9 +379,13 @@ struct ChromeOptions {
   // as they were read, shifted by one common amount so that the first event is at 0.
   std::vector<int64_t> shift_ns{};
   bool target_time = false;  // show the target cluster's time instead of the lab's
+  // Each becomes processes of their own, on the clock of its rank's trace: profiles count by the
+  // wall clock, of which traces have samples.
+  std::vector<Profile> profiles{};
 };
 
-// Chrome trace-event JSON: a process a rank, a thread a track, an arrow a message.
+// Chrome trace-event JSON: a process a rank, a thread a track, an arrow a message. Fails with
+// invalid_argument when a profile is of no rank of the run, or not of its time.
 Result<ChromeSummary> write_chrome(const Trace& trace, const std::string& path,
                                    const ChromeOptions& options = {});
 
