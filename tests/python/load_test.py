@@ -148,6 +148,38 @@ class Real(Runs):
                 slowest = table["rank"][table["iteration"] == int(row["what"])][durations.argmax()]
                 self.assertEqual(slowest, row["slowest_rank"])
 
+    def test_loads_one_file(self):
+        path = os.path.join(self.recorded, "rank-1.weft")
+        one = weft.load(pathlib.Path(path))
+        self.assertEqual(list(one.tables["processes"]["rank"]), [1])
+        self.assertEqual(len(one.tables["messages"]["message"]), 0)
+        # Alone it is on its own clock.
+        shown = {row["what"]: row for row in ask("show", path, "--by", "kind")["rows"]}
+        self.assertEqual(one.tables["wait"]["duration_ns"].sum(), shown["wait"]["total_ns"])
+        with self.assertRaisesRegex(weft.Error, "name the folder of the run, not one file"):
+            one.findings
+
+    def test_leaves_nothing_behind(self):
+        with tempfile.TemporaryDirectory() as folder:
+            done = subprocess.run(
+                [sys.executable, "-c", f"import weft; weft.load({self.recorded!r})"],
+                env={**os.environ, "TMPDIR": folder}, timeout=60)
+            self.assertEqual((done.returncode, os.listdir(folder)), (0, []))
+
+
+class Explained(Runs):
+    """A run of the lab: its probe measures what the lab's links carry, however busy the machine is."""
+
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.recorded = os.path.join(cls.folder, "run")
+        subprocess.run([weft.program(), "lab", "run", "--model", "alexnet", "--dilation", "60",
+                        "--shrink", "60", "--hosts", "2", "--flow", "5gbit", "--iterations", "6",
+                        "--plan", "ddp", "-o", cls.recorded],
+                       check=True, capture_output=True, timeout=60)
+        cls.run_ = weft.load(cls.recorded)
+
     def test_finds_what_diagnose_finds(self):
         diagnosis = ask("diagnose", self.recorded)
         self.assertEqual(self.run_.diagnosis, diagnosis)
@@ -179,17 +211,6 @@ class Real(Runs):
         self.assertRegex(str(caught.exception), "^weft replay: .*Not a directory")
         self.assertEqual(caught.exception.exit_status, 3)
 
-    def test_loads_one_file(self):
-        path = os.path.join(self.recorded, "rank-1.weft")
-        one = weft.load(pathlib.Path(path))
-        self.assertEqual(list(one.tables["processes"]["rank"]), [1])
-        self.assertEqual(len(one.tables["messages"]["message"]), 0)
-        # Alone it is on its own clock.
-        shown = {row["what"]: row for row in ask("show", path, "--by", "kind")["rows"]}
-        self.assertEqual(one.tables["wait"]["duration_ns"].sum(), shown["wait"]["total_ns"])
-        with self.assertRaisesRegex(weft.Error, "name the folder of the run, not one file"):
-            one.findings
-
     def test_is_found_from_elsewhere(self):
         here = os.getcwd()
         self.addCleanup(os.chdir, here)
@@ -208,13 +229,6 @@ class Real(Runs):
         self.assertEqual((said.returncode, said.stderr), (0, ""))
         self.assertRegex(said.stdout, r"a rank waits \d+\.\d ms a step\n(rank \d sent .*\n){2}"
                          r"a step takes (.*\n)+default on 8 hosts: ")
-
-    def test_leaves_nothing_behind(self):
-        with tempfile.TemporaryDirectory() as folder:
-            done = subprocess.run(
-                [sys.executable, "-c", f"import weft; weft.load({self.recorded!r})"],
-                env={**os.environ, "TMPDIR": folder}, timeout=60)
-            self.assertEqual((done.returncode, os.listdir(folder)), (0, []))
 
 
 class Strange(Runs):
