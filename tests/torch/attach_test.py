@@ -17,7 +17,9 @@ import time
 import unittest
 
 import torch
+import torch._dynamo  # which DDP imports: once here, and not in every rank
 import torch.distributed as dist
+from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
@@ -105,10 +107,11 @@ class Run:
         torch.manual_seed(100 + rank)
         self.losses = []
 
-    def attach(self, plan=None):
+    def attach(self, plan=None, optimizer=True):
         from weft import torch as weft_torch
 
-        self.attachment = weft_torch.attach(self.parallel, self.optimizer, plan)
+        self.attachment = weft_torch.attach(self.parallel, self.optimizer if optimizer else None,
+                                            plan)
 
     def backward(self, scale=1.0):
         loss = torch.nn.functional.cross_entropy(self.parallel(self.model.batch()),
@@ -265,6 +268,19 @@ def detaching(run):
             run.attach()
 
 
+def not_given(run):
+    """By optimizers that weft does not know of, which find sums by looking at gradients."""
+    if run.attachment:
+        run.attachment.detach()
+        run.attach(optimizer=False)
+    for options in ({"foreach": False}, {"foreach": True}, {"fused": True}):
+        run.optimizer = torch.optim.Adam(run.parallel.parameters(), 1e-2, **options)
+        run.step()
+        run.step()
+    run.optimizer = torch.optim.LBFGS(run.parallel.parameters(), 0.1, max_iter=3)
+    closures(run)
+
+
 EVERY_OPTIMIZER = {
     "SGD": {"lr": 0.05}, "Adam": {"lr": 1e-2}, "AdamW": {"lr": 1e-2, "amsgrad": True},
     "Adagrad": {"lr": 1e-2}, "Adadelta": {"lr": 0.5}, "Adamax": {"lr": 1e-2}, "NAdam": {"lr": 1e-2},
@@ -301,6 +317,7 @@ COURSES = {
     "checkpoints": ("transformer", SMALL, adamw, checkpoints),
     "scaling": ("convolutional", SMALL, momentum, scaling),
     "closures": ("convolutional", SMALL, momentum, closures),
+    "not given": ("convolutional", SMALL, momentum, not_given),
     "contexts": ("convolutional", SMALL, adamw, contexts),
     "channels last": ("channels last", SMALL, momentum, plain_steps),
     "recomputing": ("recomputing", SMALL, momentum, plain_steps),
@@ -372,8 +389,9 @@ def refusals(rank, folder):
         tells("plan", ValueError, lambda: attach(parallel, plan="default"))
         tells("wrong plan", ValueError, lambda: attach(parallel, plan={"weft_plan": 1, "lane": 3}))
         tells("not attached", ValueError, lambda: weft_torch.synchronize(parallel))
-        tells("static graph", ValueError, lambda: attach(
-            DistributedDataParallel(torch.nn.Linear(2, 2), static_graph=True)))
+        parallel.static_graph = True  # as if it had been made so, which takes seconds
+        tells("static graph", ValueError, lambda: attach(parallel))
+        parallel.static_graph = False
         tells("sparse", ValueError, lambda: attach(
             DistributedDataParallel(torch.nn.Embedding(2, 2, sparse=True))))
         attachment = attach(parallel, run.optimizer, plan={"weft_plan": 1, "name": "the same"})
@@ -382,10 +400,16 @@ def refusals(rank, folder):
         tells("another model", ValueError, lambda: attach(
             DistributedDataParallel(torch.nn.Linear(2, 2))))
         tells("uneven", RuntimeError, parallel.join)
+        tells("uneven too", RuntimeError, lambda: Join([parallel]))
         tells("hook", RuntimeError, lambda: parallel.register_comm_hook(None, None))
         parallel.require_backward_grad_sync = True
         tells("flag", RuntimeError, run.backward)
         parallel.require_backward_grad_sync = False
+        twin = copy.deepcopy(parallel)
+        with torch.no_grad():
+            twin(run.model.batch())
+        tells("copy", RuntimeError, lambda: twin(run.model.batch()))
+        tells("pickle", RuntimeError, lambda: torch.save(parallel, io.BytesIO()))
         run.model.never.requires_grad_(False)
         tells("no gradient", RuntimeError, run.step)
         tells("next step", RuntimeError, run.backward)
@@ -498,7 +522,7 @@ class Attached(unittest.TestCase):
                 plan = COURSES[name][1]
                 for rank in range(2):
                     late = ours[rank][name].pop("late")
-                    self.assertEqual(late, plan == "default" or plan == SMALL)
+                    self.assertEqual(late, plan in ("default", SMALL) and name != "not given")
                     self.assertEqual(ours[rank][name], theirs[rank][name])
 
     def test_ends_where_gloo_ends_but_for_the_order_of_additions(self):
@@ -524,8 +548,11 @@ class Attached(unittest.TestCase):
                     ("twice", "detach it first"),
                     ("another model", "of another model"),
                     ("uneven", "detach() before join()"),
+                    ("uneven too", "detach() before join()"),
                     ("hook", "detach() before register_comm_hook()"),
                     ("flag", "inside no_sync()"),
+                    ("copy", "nobody would sum its gradients"),
+                    ("pickle", "save its state_dict()"),
                     ("no gradient", '"never.weight"'),
                     ("no gradient", "find_unused_parameters=True"),
                     ("next step", '"sometimes.weight"'),
@@ -550,7 +577,7 @@ class Attached(unittest.TestCase):
         self.assertEqual(late["buckets"], 5)
 
     def lost(self, how, within):
-        ranks = run_ranks(3, lose_a_rank, how, self.folder)
+        ranks = run_ranks(3, lose_a_rank, how, self.folder, limit=100)
         for number in (0, 2):
             told = answers([ranks[number]])[0]
             self.assertIsNotNone(told["said"], "the steps succeeded without rank 1")
@@ -573,7 +600,7 @@ class Attached(unittest.TestCase):
 
     def test_a_trace_knows_the_modules(self):
         traces = f"{self.folder}/traces"
-        answers(run_ranks(2, record, self.folder, environment={"WEFT_TRACE": traces}))
+        answers(run_ranks(2, record, self.folder, limit=100, environment={"WEFT_TRACE": traces}))
         import weft
 
         def says(*words):
