@@ -21,6 +21,7 @@ import torch._dynamo  # which DDP imports: once here, and not in every rank
 import torch.distributed as dist
 from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from support import answers, run_ranks
@@ -186,7 +187,21 @@ def other_orders(run):
         run.losses.append(some[-1].grad.double().sum().item())
         with torch.no_grad():
             some[0].add_(0.25)
+    run.optimizer.zero_grad()
+    run.backward()
+    gradient = run.model.head.bias.grad
+    saved = io.BytesIO()
+    torch.save(gradient, saved)
+    saved.seek(0)
+    assert torch.equal(copy.deepcopy(gradient), torch.load(saved))
+    run.optimizer.step()
     twin = copy.deepcopy(run.model)
+    run.losses.append(sum(p.double().sum().item() for p in twin.parameters()))
+    run.step()
+    saved = io.BytesIO()
+    torch.save(run.model, saved)
+    saved.seek(0)
+    twin = torch.load(saved, weights_only=False)
     run.losses.append(sum(p.double().sum().item() for p in twin.parameters()))
 
 
@@ -226,6 +241,17 @@ def left_to_the_end(run):
     dist.destroy_process_group()
 
 
+def hooks(run):
+    """Of somebody else: they find gradients that they may change."""
+
+    def halve(optimizer, _args, _kwargs):
+        for parameter in run.parallel.parameters():
+            parameter.grad.mul_(0.5)
+
+    run.optimizer.register_step_pre_hook(halve)
+    plain_steps(run)
+
+
 def closures(run):
     def closure():
         run.optimizer.zero_grad()
@@ -243,6 +269,18 @@ def sometimes_used(run):
     assert run.model.never.weight.grad is None
 
 
+class Watching(TorchDispatchMode):
+    """What is computed, by those that compute inside it."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.seen.add(str(func))
+        return func(*args, **(kwargs or {}))
+
+
 def contexts(run):
     """Updates that come in the middle of what changes the meaning of operations."""
     for _ in range(2):
@@ -254,6 +292,11 @@ def contexts(run):
         run.step()
         with torch.autocast("cpu", dtype=torch.bfloat16):
             run.parallel(run.model.batch())
+        run.step()
+        with Watching() as watching:
+            run.parallel(run.model.batch())
+        assert "aten.convolution.default" in watching.seen, watching.seen
+        assert "aten.addcdiv_.default" not in watching.seen, watching.seen  # of AdamW
 
 
 def detaching(run):
@@ -316,6 +359,7 @@ COURSES = {
     "other orders": ("transformer", SMALL, momentum, other_orders),
     "checkpoints": ("transformer", SMALL, adamw, checkpoints),
     "scaling": ("convolutional", SMALL, momentum, scaling),
+    "hooks": ("convolutional", SMALL, momentum, hooks),
     "closures": ("convolutional", SMALL, momentum, closures),
     "not given": ("convolutional", SMALL, momentum, not_given),
     "contexts": ("convolutional", SMALL, adamw, contexts),
@@ -394,6 +438,10 @@ def refusals(rank, folder):
         parallel.static_graph = False
         tells("sparse", ValueError, lambda: attach(
             DistributedDataParallel(torch.nn.Embedding(2, 2, sparse=True))))
+        from weft.torch._attach import _goes_past_python
+
+        assert not _goes_past_python(run.model)
+        assert _goes_past_python(torch.nn.Sequential(torch.jit.script(torch.nn.Linear(1, 1))))
         attachment = attach(parallel, run.optimizer, plan={"weft_plan": 1, "name": "the same"})
         assert attachment.plan == "ddp" and not attachment.late, vars(attachment)
         tells("twice", ValueError, lambda: attach(parallel))
@@ -416,6 +464,7 @@ def refusals(rank, folder):
         attachment.detach()
         run.model.never.requires_grad_(True)
         tells("incomplete", RuntimeError, lambda: attach(parallel))
+        dist.barrier()  # who leaves now ends it for the other
     with group_of("weft", rank, 2, folder, 2, "ddp"):
         run = Run(rank, "convolutional", None, momentum)
         loss = run.parallel(run.model.batch()).sum()

@@ -79,9 +79,9 @@ def _as_between_steps() -> Iterator[None]:
 class LateUpdates:
     """Delays the updates of `optimizer` for parameters of `gradients`, where that changes nothing.
 
-    An update is delayed if its sum was not asked for before ``step()``, the optimizer is one of
-    :data:`SEPARABLE`, and nobody else looks: no closure, no hooks of its steps, no gradient scaler.
-    Then it is done with the hyperparameters of that ``step()``, layer by layer. All others are done
+    An update is delayed if its sum was not asked for before ``step()`` (clipping and gradient scalers
+    ask for all), the optimizer is one of :data:`SEPARABLE`, and has no closure and no hooks of its
+    steps, except such as say by an attribute ``weft_observes`` that they only look. Then it is done with the hyperparameters of that ``step()``, layer by layer. All others are done
     at once, after their sums have come.
     """
 
@@ -180,11 +180,7 @@ class LateUpdates:
             self.delays
             and (self._gradients.complete or self._gradients.idle)
             and all(argument is None for argument in closure)
-            # A hook that only records says so by this attribute.
             and all(getattr(hook, "weft_observes", False) for hook in hooks)
-            and getattr(optimizer, "grad_scale", None) is None
-            and getattr(optimizer, "found_inf", None) is None
-            and not any(group.get("differentiable") for group in optimizer.param_groups)
         )
 
     # ---- an update ---------------------------------------------------------------------------
