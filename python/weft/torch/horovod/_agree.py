@@ -131,6 +131,7 @@ class Agreement:
         self._last_joined = -1
         self._moved = time.monotonic()
         self._warned = False
+        self._all_wait = False  # in the last round
         self._thread = threading.Thread(target=self._loop, name="weft-horovod", daemon=True)
         self._thread.start()
 
@@ -224,8 +225,6 @@ class Agreement:
             self._give_up(said[0][2])
         self._all_wait = all(waits for _requests, waits, _verdict in said)
         return moved
-
-    _all_wait = False
 
     def _note(self, rank: int, request: Request) -> None:
         if request.kind == JOIN:
