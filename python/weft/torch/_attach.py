@@ -34,7 +34,10 @@ class Attachment:
     late: bool
 
     def __init__(
-        self, model: DistributedDataParallel, optimizer: Optional[torch.optim.Optimizer], backend: Any
+        self,
+        model: DistributedDataParallel,
+        optimizer: Optional[torch.optim.Optimizer],
+        backend: Any,
     ) -> None:
         self._model = weakref.ref(model)
         self._group = model.process_group
@@ -54,6 +57,7 @@ class Attachment:
         self._own = {
             "no_sync": self._no_sync,
             "join": self._refuse_join,
+            "join_hook": self._refuse_join,
             "register_comm_hook": self._refuse_hook,
         }
         model.__dict__.update(self._own)
@@ -70,10 +74,16 @@ class Attachment:
         return Gradients(backend, description.layers, tensors, 1.0 / ranks, self._sends)
 
     def __deepcopy__(self, _memo: dict) -> "Attachment":
-        return self  # a copy of the model has copies of the hooks, which know that it is not theirs
+        return self  # a copy of the model has the hooks too, which know that it is not theirs
+
+    def __reduce__(self) -> Any:
+        raise RuntimeError(
+            "weft: a model that weft is attached to cannot be pickled whole: save its "
+            "state_dict(), or detach() first"
+        )
 
     def synchronize(self) -> None:
-        """Waits for all gradients, and does all updates that ``optimizer.step()`` left for later."""
+        """Waits for all gradients, and does all updates that ``optimizer.step()`` has left."""
         if self._updates is not None:
             self._updates.flush()
         self._gradients.wait_all()
@@ -103,8 +113,14 @@ class Attachment:
     # ---- a step ------------------------------------------------------------------------------
 
     def _before_forward(self, model: torch.nn.Module, _inputs: tuple) -> None:
-        if model is not self._model() or not torch.is_grad_enabled():
+        if not torch.is_grad_enabled():
             return
+        if model is not self._model():
+            raise RuntimeError(
+                "weft: this is a copy of a model that weft is attached to, and nobody would sum "
+                "its gradients: copy the module that DistributedDataParallel was given, and wrap "
+                "the copy"
+            )
         if model.require_backward_grad_sync:
             raise RuntimeError(
                 "weft: require_backward_grad_sync was set on a model that weft is attached to: "
@@ -205,8 +221,8 @@ def attach(
     and `optimizer` is given and updates each parameter on its own, ``optimizer.step()`` returns at
     once, and the next forward waits layer by layer.
 
-    `plan` is the file, the preset or the document of a plan. A job has one plan, which is chosen when
-    the process group is made (``WEFT_PLAN``): any other is refused.
+    `plan` is the file, the preset or the document of a plan. A job has one plan, which is chosen
+    when the process group is made (``WEFT_PLAN``): any other is refused.
     """
     if not isinstance(model, DistributedDataParallel):
         raise TypeError(
@@ -215,7 +231,9 @@ def attach(
     if model in _attached:
         raise ValueError("weft is attached to this model already: detach it first")
     if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
-        raise TypeError(f"weft.torch.attach takes a torch optimizer, not {type(optimizer).__name__}")
+        raise TypeError(
+            f"weft.torch.attach takes a torch optimizer, not {type(optimizer).__name__}"
+        )
     backend = _backend_of(model)
     _check_options(model)
     if plan is not None:
@@ -272,7 +290,7 @@ def _check_options(model: DistributedDataParallel) -> None:
         if found:
             raise ValueError(f"weft cannot be attached to a model with {what}: leave it out")
     for name, module in model.module.named_modules():
-        if getattr(module, "sparse", False) is True:
+        if isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag)) and module.sparse:
             raise ValueError(
                 f"weft cannot be attached to a model with sparse gradients (\"{name}\"): make it "
                 "with sparse=False"

@@ -175,20 +175,20 @@ class Gradients:
         """Sends the gradient that the parameter has; after that it is the sum."""
         if self._sent[index] == self._step:
             raise RuntimeError(
-                f"weft: \"{self.tensors[index].name}\" got a second gradient in one step, after the "
+                f'weft: "{self.tensors[index].name}" got a second gradient in one step, after the '
                 "first was sent: accumulate gradients inside no_sync(), or run the model forward "
                 "before each backward"
             )
         parameter = self.parameters[index]
         gradient, slot, unread = parameter.grad, self.slots[index], self.unread[index]
         if gradient is None:
-            raise RuntimeError(f"weft: \"{self.tensors[index].name}\" has no gradient to be sent")
+            raise RuntimeError(f'weft: "{self.tensors[index].name}" has no gradient to be sent')
         if gradient is unread or gradient is slot:
             slot.mul_(self.scale)
         else:
             if gradient.layout is not torch.strided:
                 raise RuntimeError(
-                    f"weft: the gradient of \"{self.tensors[index].name}\" is sparse, and weft's "
+                    f'weft: the gradient of "{self.tensors[index].name}" is sparse, and the '
                     "exchange takes dense ones only"
                 )
             self._may_write(index)

@@ -2,8 +2,8 @@
 
 ``optimizer.step()`` returns at once, and a parameter is updated when it is used next, which is in
 the next forward: the sums of late layers travel while the first layers compute already. Until then
-a parameter is of class :class:`Late`, whose every use updates it first, whoever it is that uses it: a
-module, ``state_dict``, a print. So nobody sees an old value.
+a parameter is of class :class:`Late`, whose every use updates it first, whoever it is that uses it:
+a module, ``state_dict``, a print. So nobody sees an old value.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ SEPARABLE = tuple(getattr(torch.optim, name) for name in _NAMES if hasattr(torch
 # What may be asked of a parameter without its value.
 _HARMLESS = {
     method
-    for attribute in ("grad", "requires_grad", "shape", "dtype", "device", "layout", "is_leaf",
-                      "is_sparse", "ndim")
-    for method in (getattr(torch.Tensor, attribute).__get__, getattr(torch.Tensor, attribute).__set__)
+    for attribute in (torch.Tensor.grad, torch.Tensor.requires_grad, torch.Tensor.shape,
+                      torch.Tensor.dtype, torch.Tensor.device, torch.Tensor.layout,
+                      torch.Tensor.is_leaf, torch.Tensor.is_sparse, torch.Tensor.ndim)
+    for method in (attribute.__get__, attribute.__set__)
 } | {torch.Tensor.grad.__delete__, torch.Tensor.size, torch.Tensor.numel, torch.Tensor.dim}
 
 # Whose update is due, and which number it has there: by the identity of the parameter.
@@ -78,10 +79,10 @@ def _as_between_steps() -> Iterator[None]:
 class LateUpdates:
     """Delays the updates of `optimizer` for parameters of `gradients`, where that changes nothing.
 
-    An update is delayed if its sum was not asked for before ``step()``, the optimizer is one of
-    :data:`SEPARABLE`, and nobody else looks: no closure, no hooks of its steps, no gradient scaler.
-    Then it is done with the hyperparameters of that ``step()``, layer by layer. All others are done at
-    once, after their sums have come.
+    An update is delayed if its sum was not asked for before ``step()`` (clipping and gradient scalers
+    ask for all), the optimizer is one of :data:`SEPARABLE`, and has no closure and no hooks of its
+    steps, except such as say by an attribute ``weft_observes`` that they only look. Then it is done with the hyperparameters of that ``step()``, layer by layer. All others are done
+    at once, after their sums have come.
     """
 
     def __init__(
@@ -109,8 +110,9 @@ class LateUpdates:
 
     def settle(self, index: int) -> None:
         """Updates the parameter's layer if that is due, and otherwise waits for its gradient."""
-        if index in self._options:
-            self._update_layer(self._gradients.tensors[index].layer)
+        layer = self._gradients.tensors[index].layer
+        if index in self._options and layer in self._layer:
+            self._update_layer(layer)
         else:
             self._gradients.wait(index)
 
@@ -138,7 +140,7 @@ class LateUpdates:
             return
         self.flush()
         if not self._may_delay(optimizer, args, kwargs):
-            self._gradients.wait_all()
+            self._gradients.wait_all()  # says so if there is a step without some of its gradients
             return
         for group in optimizer.param_groups:
             delayed = [i for i in map(self._delayed, group["params"]) if i is not None]
@@ -176,12 +178,9 @@ class LateUpdates:
         )
         return (
             self.delays
+            and (self._gradients.complete or self._gradients.idle)
             and all(argument is None for argument in closure)
-            # A hook that only records says so by this attribute.
             and all(getattr(hook, "weft_observes", False) for hook in hooks)
-            and getattr(optimizer, "grad_scale", None) is None
-            and getattr(optimizer, "found_inf", None) is None
-            and not any(group.get("differentiable") for group in optimizer.param_groups)
         )
 
     # ---- an update ---------------------------------------------------------------------------
