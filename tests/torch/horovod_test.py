@@ -5,6 +5,7 @@ import importlib
 import inspect
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -539,6 +540,29 @@ def lose_a_rank(rank, _size):
     return time.monotonic() - began
 
 
+def lose_a_rank_in_training(rank, _size):
+    """In mid-step, when gradients go by the exchange."""
+    hvd.init()
+    parameters = five()
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(parameters, lr=1.0))
+    for step in range(3):
+        optimizer.zero_grad()
+        loss = sum(one.sum() for one in parameters)
+        if rank == 1 and step == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if step < 2:
+            loss.backward()
+            optimizer.step()
+    assert exchanged(optimizer) == 5
+
+    def last():
+        loss.backward()
+        optimizer.step()
+
+    refused(RuntimeError, "rank 1", last)
+    refused(hvd.HorovodInternalError, "rank 1", hvd.allreduce, torch.ones(1))
+
+
 def end_without_a_word(rank, _size):
     """Programs end as they are, whatever is left."""
     hvd.init()
@@ -875,6 +899,11 @@ class Ranks(unittest.TestCase):
         for seconds in answers([ranks[0], ranks[2]]):
             self.assertLess(seconds, 5)
 
+    def test_a_rank_that_dies_in_training_is_named(self):
+        ranks = run_ranks(2, lose_a_rank_in_training, 2)
+        self.assertEqual(ranks[1].status, -signal.SIGKILL)
+        answers(ranks[:1])
+
     def test_programs_end_whatever_is_left(self):
         for rank in run_ranks(2, end_without_a_word, 2):
             self.assertEqual(rank.status, 0, rank)
@@ -936,6 +965,12 @@ class Launchers(unittest.TestCase):
 
     def test_weft_run(self):
         self.check(self.outcomes([weft.program(), "run", "-n", "3", "--"]), 3)
+
+    def test_open_mpi(self):
+        if not shutil.which("mpirun.openmpi"):
+            self.skipTest("openmpi-bin is not installed")
+        self.check(self.outcomes(["mpirun.openmpi", "--allow-run-as-root", "--oversubscribe", "-n",
+                                  "2"]), 2)
 
     def test_variables_of_horovodrun(self):
         port = free_port() - 1

@@ -121,7 +121,7 @@ class Agreement:
         self._changed = threading.Condition()
         self._new: List[Operation] = []
         self._mine: Dict[str, Operation] = {}  # called here, and not started
-        self._waiting = 0  # threads that wait for such a one
+        self._awaited: List[Operation] = []  # by threads of the program
         self._closing = False
         self._failure: Optional[BaseException] = None
         self._numbers: Dict[str, int] = {}
@@ -131,6 +131,7 @@ class Agreement:
         self._last_joined = -1
         self._moved = time.monotonic()
         self._warned = False
+        self._all_wait = False  # in the last round
         self._thread = threading.Thread(target=self._loop, name="weft-horovod", daemon=True)
         self._thread.start()
 
@@ -163,12 +164,12 @@ class Agreement:
         if operation.started.is_set():
             return
         with self._changed:
-            self._waiting += 1
+            self._awaited.append(operation)
         try:
             operation.started.wait()
         finally:
             with self._changed:
-                self._waiting -= 1
+                self._awaited.remove(operation)
 
     def close(self, patience: float) -> bool:
         """Fails what was not started; whether the thread ended within so many seconds."""
@@ -209,7 +210,7 @@ class Agreement:
         """Whether it brought anything."""
         with self._changed:
             new, self._new = self._new, []
-            waits = self._waiting > 0
+            waits = any(not operation.started.is_set() for operation in self._awaited)
         verdict = self._verdict()
         said = self._exchange([[one.request for one in new], waits, verdict])
         moved = False
@@ -225,8 +226,6 @@ class Agreement:
         self._all_wait = all(waits for _requests, waits, _verdict in said)
         return moved
 
-    _all_wait = False
-
     def _note(self, rank: int, request: Request) -> None:
         if request.kind == JOIN:
             self._joined.append(rank)
@@ -237,9 +236,9 @@ class Agreement:
         complete = [name for name, calls in self._called.items() if self._is_complete(calls)]
         for name in complete:
             calls = self._called.pop(name)
+            if next(iter(calls.values())).kind == JOIN:
+                self._end_join()  # before anyone calls more
             self._start(name, calls)
-            if calls and next(iter(calls.values())).kind == JOIN:
-                self._end_join()
         return bool(complete)
 
     def _end_join(self) -> None:

@@ -16,9 +16,11 @@ import weakref
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Tuple, Union
 
 import torch
+import torch.distributed as dist
 
 from weft.torch._gradients import Gradients
 from weft.torch._model import Tensor
+from weft.torch.horovod._agree import HorovodInternalError
 from weft.torch.horovod._calls import (
     Average,
     Sum,
@@ -242,11 +244,14 @@ class _DistributedOptimizer(torch.optim.Optimizer):
 
     def _finish_exchange(self, gradients: Gradients) -> None:
         self._announce()
-        for index in gradients.finish():
-            gradients.show(index)
         handle, self._announcement = self._announcement, None
-        synchronize(handle)
-        gradients.wait_all()
+        try:
+            for index in gradients.finish():
+                gradients.show(index)
+            synchronize(handle)
+            gradients.wait_all()
+        except dist.DistError as failure:
+            raise HorovodInternalError(f"DistributedOptimizer: {failure}") from failure
         if self.gradient_predivide_factor != 1.0:
             for parameter in gradients.parameters:
                 parameter.grad.mul_(self.gradient_predivide_factor)
@@ -357,7 +362,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         """As the optimizer's own; what was accumulated before is forgotten."""
         self._arrivals.clear()
         if self._gradients is not None and not self._gradients.idle:
-            self._finish_exchange(self._gradients)
+            self._finish_exchange(self._gradients)  # the other ranks have a part of it
         self._synchronized = False
         self._should_synchronize = True
         self._begin_step()

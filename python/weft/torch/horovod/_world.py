@@ -164,8 +164,9 @@ def _meet() -> Dict[str, Any]:
     """Makes torch's default group of all ranks, over weft; returns what the launcher said."""
     global _store
     torchrun = "RANK" in os.environ and "WORLD_SIZE" in os.environ
+    timeout = datetime.timedelta(seconds=max(_limits().fail, _FAIL_AFTER))
     if torchrun and "WEFT_RANK" not in os.environ and "WEFT_SIZE" not in os.environ:
-        dist.init_process_group("weft")
+        dist.init_process_group("weft", timeout=timeout)
         return {}
     place = _C.launched()
     if place is None:
@@ -175,7 +176,11 @@ def _meet() -> Dict[str, Any]:
         _store = _open_store(place["rendezvous"], place["rank"], place["size"])
     with _secret(place["secret"]):
         dist.init_process_group(
-            "weft", store=_store, rank=place["rank"], world_size=place["size"]
+            "weft",
+            timeout=timeout,
+            store=_store,
+            rank=place["rank"],
+            world_size=place["size"],
         )
     return place
 
