@@ -13,123 +13,93 @@ constexpr double kDone = 1e-3;
 
 uint32_t Processor::add_thread() {
   seats_.emplace_back();
-  return add_instead_of(kNone);
+  threads_.push_back({static_cast<uint32_t>(seats_.size() - 1), most_credit_, 0, false, {}, 0});
+  return static_cast<uint32_t>(threads_.size() - 1);
 }
 
 uint32_t Processor::add_instead_of(uint32_t thread) {
-  auto seat = static_cast<uint32_t>(seats_.size() - 1);
-  if (thread != kNone) seat = threads_[thread].seat;
-  Thread& added = threads_.emplace_back();
-  added.seat = seat;
-  added.credit = most_credit_;
+  threads_.push_back({threads_[thread].seat, most_credit_, 0, false, {}, 0});
   return static_cast<uint32_t>(threads_.size() - 1);
 }
 
 void Processor::submit(uint32_t thread, double ns, Then then, int64_t now) {
   advance(now);
+  run(static_cast<double>(now) - now_);
   Thread& own = threads_[thread];
   const bool slept = !runs(own);
-  own.queue.push({std::max(0.0, std::trunc(ns)), then});
+  const bool first = own.queue.empty();
+  ns = std::max(0.0, std::trunc(ns));
+  own.queue.push({ns, then});
   if (then.what != What::nothing) ++own.heard;
-  if (slept) enter(thread);
-  clear_done();
+  if (slept) {
+    enter(thread);
+  } else if (first) {  // it was spinning
+    for (Running& one : runnable_)
+      if (one.thread == thread) one.left = ns;
+  }
+  settle();
 }
 
 void Processor::spin(uint32_t thread, bool spins, int64_t now) {
   advance(now);
+  run(static_cast<double>(now) - now_);
   Thread& own = threads_[thread];
   const bool slept = !runs(own);
   own.spins = spins;
   if (slept && spins) enter(thread);
-  clear_done();
+  settle();
 }
 
 void Processor::advance(int64_t now) {
   const auto end = static_cast<double>(now);
-  while (now_ < end) {
-    const double change = until_change();
-    const double ns = std::min(change, end - now_);
-    run(ns);
-    now_ = ns < change ? end : now_ + ns;
-    clear_done();
+  while (now_ + change_ <= end + kDone) {
+    run(std::min(change_, std::max(0.0, end - now_)));
+    settle();
   }
+  looked_ = now;
 }
 
 void Processor::enter(uint32_t thread) {
   Thread& own = threads_[thread];
-  own.credit = std::min(most_credit_, own.credit + now_ - own.slept_since);
-  take_seat(own);
-  runnable_.push_back(thread);
-  share();
+  const double credit = std::min(most_credit_, own.credit + now_ - own.slept_since);
+  runnable_.push_back({thread, own.queue.empty() ? kNoChange : own.queue.front().ns, credit, 0});
+  take_seat(runnable_.back(), 1);
 }
 
-void Processor::leave(uint32_t thread) {
-  Thread& own = threads_[thread];
-  leave_seat(own);
-  own.slept_since = now_;
-}
-
-void Processor::take_seat(const Thread& thread) {
-  Seat& seat = seats_[thread.seat];
-  if ((is_first(thread) ? seat.first : seat.other)++ == 0)
-    ++(is_first(thread) ? taken_.first : taken_.other);
-}
-
-void Processor::leave_seat(const Thread& thread) {
-  Seat& seat = seats_[thread.seat];
-  if (--(is_first(thread) ? seat.first : seat.other) == 0)
-    --(is_first(thread) ? taken_.first : taken_.other);
-}
-
-void Processor::share() {
-  const double first = taken_.first, other = taken_.other;
-  crowded_ = first + other > cores_;
-  const double of_first = first > cores_ ? cores_ / first : 1;
-  const double left = std::max(0.0, cores_ - first);
-  const double of_other = other > left ? left / other : 1;
-  for (uint32_t thread : runnable_)
-    threads_[thread].rate = is_first(threads_[thread]) ? of_first : of_other;
-}
-
-double Processor::until_change() {
-  double change = std::numeric_limits<double>::infinity();
-  for (uint32_t thread : runnable_) {
-    Thread& own = threads_[thread];
-    if (own.rate <= 0) continue;
-    double left =
-        own.queue.empty() ? std::numeric_limits<double>::infinity() : own.queue.front().left;
-    if (crowded_ && is_first(own)) left = std::min(left, own.credit);
-    change = std::min(change, left / own.rate);
-  }
-  return change;
+// `change`: one more, or (wrapped around) one less.
+void Processor::take_seat(const Running& one, uint32_t change) {
+  Seat& seat = seats_[threads_[one.thread].seat];
+  uint32_t& own = one.is_first() ? seat.first : seat.other;
+  uint32_t& all = one.is_first() ? taken_.first : taken_.other;
+  all -= own > 0 ? 1 : 0;
+  own += change;
+  all += own > 0 ? 1 : 0;
 }
 
 void Processor::run(double ns) {
-  bool used_up = false;
-  for (uint32_t thread : runnable_) {
-    Thread& own = threads_[thread];
-    const double done = ns * own.rate;
-    if (!own.queue.empty()) own.queue.front().left -= done;
-    if (!is_first(own)) continue;
-    if (own.credit - done > kDone) {
-      own.credit -= done;
+  now_ += ns;
+  for (Running& one : runnable_) {
+    const double done = ns * one.rate;
+    one.left -= done;
+    if (!one.is_first()) continue;
+    if (one.credit - done > kDone) {
+      one.credit -= done;
       continue;
     }
-    leave_seat(own);
-    own.credit = 0;
-    take_seat(own);
-    used_up = true;
+    take_seat(one, ~0u);
+    one.credit = 0;
+    take_seat(one, 1);
   }
-  if (used_up) share();
 }
 
-void Processor::clear_done() {
-  bool left = false;
+void Processor::settle() {
   for (size_t i = 0; i < runnable_.size();) {
-    Thread& own = threads_[runnable_[i]];
-    while (!own.queue.empty() && own.queue.front().left <= kDone) {
+    Running& one = runnable_[i];
+    Thread& own = threads_[one.thread];
+    while (!own.queue.empty() && one.left <= kDone) {
       const Then then = own.queue.front().then;
       own.queue.pop();
+      one.left = own.queue.empty() ? kNoChange : own.queue.front().ns;
       if (then.what == What::nothing) continue;
       --own.heard;
       happened_.push(then);
@@ -138,11 +108,28 @@ void Processor::clear_done() {
       ++i;
       continue;
     }
-    leave(runnable_[i]);
+    take_seat(one, ~0u);
+    own.credit = one.credit;
+    own.slept_since = now_;
     runnable_.erase(runnable_.begin() + static_cast<ptrdiff_t>(i));
-    left = true;
   }
-  if (left) share();
+  share();
+}
+
+void Processor::share() {
+  const double first = taken_.first, other = taken_.other;
+  crowded_ = first + other > cores_;
+  const double of_first = first > cores_ ? cores_ / first : 1;
+  const double left = std::max(0.0, cores_ - first);
+  const double of_other = other > left ? left / other : 1;
+  change_ = kNoChange;
+  for (Running& one : runnable_) {
+    one.rate = one.is_first() ? of_first : of_other;
+    if (one.rate <= 0) continue;
+    double ns = one.left;
+    if (crowded_ && one.is_first()) ns = std::min(ns, one.credit);
+    change_ = std::min(change_, ns / one.rate);
+  }
 }
 
 std::optional<Then> Processor::finished() {
@@ -152,26 +139,25 @@ std::optional<Then> Processor::finished() {
   return then;
 }
 
+double Processor::until_heard(Running& one) {
+  Thread& own = threads_[one.thread];
+  if (own.heard == 0) return kNoChange;
+  double ns = one.left;
+  for (size_t i = 0; own.queue[i].then.what == What::nothing; ++i) ns += own.queue[i + 1].ns;
+  return ns;
+}
+
 int64_t Processor::next_at() {
-  if (!happened_.empty()) return static_cast<int64_t>(now_);
-  double change = std::numeric_limits<double>::infinity();
-  if (crowded_) {
-    change = until_change();
-  } else {
+  if (!happened_.empty()) return looked_;
+  double ns = change_;
+  if (!crowded_) {
     // With room for all, the end of one piece changes nothing for the others.
-    for (uint32_t thread : runnable_) {
-      Thread& own = threads_[thread];
-      if (own.heard == 0) continue;
-      double until_heard = 0;
-      for (size_t i = 0;; ++i) {
-        until_heard += own.queue[i].left;
-        if (own.queue[i].then.what != What::nothing) break;
-      }
-      change = std::min(change, until_heard);
-    }
+    ns = kNoChange;
+    for (Running& one : runnable_) ns = std::min(ns, until_heard(one));
   }
-  if (std::isinf(change)) return kNever;
-  return static_cast<int64_t>(std::ceil(now_ + change - kDone));
+  if (std::isinf(ns)) return kNever;
+  // What was over when it was looked at has happened, so time goes on.
+  return std::max(static_cast<int64_t>(std::ceil(now_ + ns - kDone)), looked_ + 1);
 }
 
 }  // namespace weft::replay

@@ -45,46 +45,53 @@ class Processor {
 
  private:
   struct Piece {
-    double left;  // ns of a core
+    double ns;
     Then then;
   };
   struct Thread {
-    uint32_t seat;  // those on one seat count as one
-    double credit;  // ns of a core that it may have before others
-    double slept_since = 0;
-    schedule::Fifo<Piece> queue;
+    uint32_t seat = 0;       // those on one seat count as one
+    double credit = 0;       // ns of a core that it may have before others, when it slept
+    double slept_since = 0;  // then
     bool spins = false;
+    schedule::Fifo<Piece> queue;
     uint32_t heard = 0;  // pieces in it after which something happens
-    double rate = 0;     // of a core, now
+  };
+  // A thread that can run, as it was at now_.
+  struct Running {
+    uint32_t thread;
+    double left;  // of its first piece; infinite: it spins
+    double credit;
+    double rate;  // of a core
+    bool is_first() const { return credit > 0; }
   };
   // How many threads of a seat can run, with credit and without.
   struct Seat {
     uint32_t first = 0, other = 0;
   };
 
-  bool is_first(const Thread& thread) const { return thread.credit > 0; }
   static bool runs(const Thread& thread) { return thread.spins || !thread.queue.empty(); }
-  void take_seat(const Thread& thread);
-  void leave_seat(const Thread& thread);
   void enter(uint32_t thread);
-  void leave(uint32_t thread);
-  // Shares the cores among those that can run.
-  void share();
-  // ns until something changes: a piece ends, or a credit.
-  double until_change();
+  void take_seat(const Running& one, uint32_t change);
+  // Lets all run for as long as nothing changes.
   void run(double ns);
-  // Takes pieces that are done off the queues.
-  void clear_done();
+  // Takes what is done off the queues, and shares the cores among who can still run.
+  void settle();
+  void share();
+  double until_heard(Running& one);
 
   double cores_;
   double most_credit_;
   std::vector<Thread> threads_;
   std::vector<Seat> seats_;
-  Seat taken_;                      // seats on which there are any
-  std::vector<uint32_t> runnable_;  // in the order in which they woke
-  bool crowded_ = false;            // not all that can run have a core
+  Seat taken_;                     // seats on which there are any
+  std::vector<Running> runnable_;  // in the order in which they woke
+  bool crowded_ = false;           // not all of these have a core
   schedule::Fifo<Then> happened_;
-  double now_ = 0;
+  double now_ = 0;             // when anything changed last
+  double change_ = kNoChange;  // from then until a piece ends, or a credit
+  int64_t looked_ = 0;         // the last advance()
+
+  static constexpr double kNoChange = std::numeric_limits<double>::infinity();
 };
 
 }  // namespace weft::replay

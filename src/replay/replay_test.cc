@@ -583,6 +583,20 @@ TEST(Burning, lanes_are_slowed_by_training_and_slow_it) {
   EXPECT_EQ(took(false, 2), took(true, 4));
 }
 
+// Messages cost nothing here, but a rank's thread looks for more until it has told of what came.
+TEST(Burning, a_thread_that_owes_receipts_takes_its_share) {
+  auto took = [](uint64_t chunk, uint32_t cores) {
+    SmallJob job = burning();
+    job.plan.chunk = Bytes{chunk};
+    cost::Costs costs = costs_of_lab(cores);
+    costs.link_bytes_per_s = testing::exactly(1e9);
+    costs.cpu_ns_per_byte = testing::exactly(0);
+    return predicted(replayer_of(job, costs), in_the_lab()).iteration_ns;
+  };
+  EXPECT_GT(took(256u << 10, 2), 1.02 * took(256u << 10, 4));
+  EXPECT_EQ(took(schedule::kKeptBytes, 2), took(schedule::kKeptBytes, 4));
+}
+
 // A run is recorded on one core; what it would take on a core for each thread is known from there,
 // as is what it took.
 TEST(Burning, compute_is_replayed_without_the_contention_that_it_was_recorded_with) {

@@ -29,8 +29,7 @@ constexpr uint32_t kRanksInFull = 16;
 constexpr double kFoldedMessages = 1e6;
 // What folding was seen to miss of whole jobs (docs/cost_model.md).
 constexpr double kFoldError = 0.08;
-constexpr double kMostCredit = 0;
-// Threads that wait for a core while others have it wait longer than first come, first served.
+// Threads that wait for a core have it in slices, not in shares.
 constexpr double kBusy = 0.4;
 constexpr double kBusyError = 0.3;  // for each core's worth above that
 
@@ -83,6 +82,10 @@ int64_t nanos(const std::optional<cost::Fitted>& constant, double scale = 1) {
 uint32_t hosts_in(const std::vector<uint32_t>& host_of) {
   return static_cast<uint32_t>(std::set<uint32_t>(host_of.begin(), host_of.end()).size());
 }
+
+// For how long Linux lets a thread run before it looks who else should: base_slice_ns of a machine
+// with so many cores. One that slept and wakes has as much before others.
+double slice_ns(uint32_t cores) { return 0.7e6 * (1 + std::floor(std::log2(std::min(cores, 8u)))); }
 
 // Which end of each fitted constant to use.
 enum class End { middle, fast, slow };
@@ -273,7 +276,7 @@ Result<Network> Replayer::Impl::network(const Question& question, const plan::Pl
   out.free = question.what_if.free_communication;
   out.cores = costs.sending.cores;
   out.shared_processor = costs.sending.shared_processor && question.cluster.of == Of::lab;
-  out.most_credit_ns = kMostCredit;
+  out.most_credit_ns = slice_ns(out.cores);
   if (ranks == 1 && !question.cluster.hosts) out.free = true;
   if (out.free) {
     out.link_bytes_per_ns = 1;
