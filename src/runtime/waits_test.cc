@@ -313,9 +313,9 @@ void give_back_memory(void* taken) {
   }
 }
 
-// The address sanitizer's own allocator ends a process whose memory is limited. What it would see
-// here it sees under the seed, where memory is refused without a limit (memory_test.cc).
-#if defined(__SANITIZE_ADDRESS__)
+// Sanitizers have allocators of their own, which end a process whose memory is limited. What they
+// would see here they see under the seed, where memory is refused without a limit (memory_test.cc).
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define WEFT_SKIP_WHERE_MEMORY_CANNOT_BE_LIMITED() \
   GTEST_SKIP() << "the sanitizer's allocator ends a process without memory"
 #else
