@@ -14,6 +14,7 @@ import unittest
 import warnings
 
 import torch
+import torch.distributed as dist
 
 import horovod_script
 import weft
@@ -70,6 +71,33 @@ def places(rank, size):
         hvd.shutdown()
         assert not hvd.is_initialized()
         refused(ValueError, "use hvd.init()", hvd.size)
+
+
+def beside_torch(rank, size, backend):
+    """The program has made torch's groups itself, and goes on using them."""
+    dist.init_process_group(backend)
+    for _ in range(2):
+        hvd.init()
+        assert (hvd.rank(), hvd.size(), hvd.local_size()) == (rank, size, size)
+        parameters = five()
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(parameters, lr=1.0))
+        for step in range(3):
+            handle = hvd.allreduce_async(torch.ones(1), op=hvd.Sum)
+            ours = torch.ones(1)
+            dist.all_reduce(ours)
+            same(ours, [float(size)])
+            same(hvd.synchronize(handle), [float(size)])
+            optimizer.zero_grad()
+            (parameters[0] * (rank + 1)).sum().backward()
+            optimizer.step()
+            near(parameters[0].detach(), [-(step + 1) * (size + 1) / 2])
+        # A job of weft has one exchange, and torch's group may outlive hvd's use of it.
+        assert exchanged(optimizer) == 5
+        hvd.shutdown()
+    ours = torch.ones(1)
+    dist.all_reduce(ours)
+    same(ours, [float(size)])
+    dist.destroy_process_group()
 
 
 def sums(rank, size):
@@ -859,6 +887,11 @@ class Ranks(unittest.TestCase):
 
     def test_places(self):
         self.on((1, 3), places)
+
+    def test_beside_torch(self):
+        for backend in ("weft", "gloo"):
+            with self.subTest(backend=backend):
+                answers(run_ranks(2, beside_torch, 2, backend))
 
     def test_sums(self):
         self.on((2, 3), sums)
