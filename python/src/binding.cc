@@ -4,10 +4,12 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "backend.h"
+#include "recording.h"
 
 namespace py = pybind11;
 using weft::torch_backend::Job;
 using weft::torch_backend::ProcessGroupWeft;
+using weft::torch_backend::Recording;
 
 namespace {
 
@@ -15,6 +17,68 @@ ProcessGroupWeft& weft_of(const c10::intrusive_ptr<c10d::Backend>& backend) {
   auto* group = dynamic_cast<ProcessGroupWeft*>(backend.get());
   TORCH_CHECK_TYPE(group != nullptr, "this is not a process group of weft");
   return *group;
+}
+
+// A forward pre-hook of a module, in one call.
+struct LayerHook {
+  std::shared_ptr<Recording> recording;
+  uint32_t layer = 0;
+};
+
+using NamedParameter = std::tuple<std::string, at::Tensor, uint32_t>;
+
+std::shared_ptr<Recording> record(const c10::intrusive_ptr<c10d::Backend>& backend,
+                                  std::vector<std::string> layers,
+                                  std::vector<NamedParameter> parameters) {
+  std::shared_ptr<Job> job = weft_of(backend).job();
+  const auto marks = job->marks();
+  if (!marks) return nullptr;
+  std::vector<Recording::Parameter> all;
+  for (auto& [name, tensor, layer] : parameters) all.push_back({std::move(name), tensor, layer});
+  auto made = Recording::start(marks, std::move(layers), std::move(all));
+  job->before_closing([of = std::weak_ptr(made)] {
+    if (auto recording = of.lock()) recording->stop();
+  });
+  return made;
+}
+
+void bind_recording(py::module_& module) {
+  py::class_<LayerHook>(module, "LayerHook")
+      .def("__call__",
+           [](LayerHook& hook, py::handle, py::handle) { hook.recording->layer(hook.layer); })
+      // A model that is copied or saved leaves its recording behind.
+      .def("__reduce__", [](const LayerHook&) {
+        return py::make_tuple(py::module_::import("weft.torch._record").attr("Nothing"),
+                              py::tuple());
+      });
+  py::class_<Recording, std::shared_ptr<Recording>>(module, "Recording")
+      .def("stop", &Recording::stop)
+      .def(
+          "begins",
+          [](Recording& self, int carrier, std::optional<uint32_t> step) {
+            self.begins(static_cast<Recording::Carrier>(std::clamp(carrier, 0, 2)), step);
+          },
+          py::arg("carrier"), py::arg("step") = std::nullopt)
+      .def("buckets", &Recording::buckets, py::arg("of_parameter"))
+      .def("hook_of",
+           [](std::shared_ptr<Recording> self, uint32_t layer) {
+             return LayerHook{std::move(self), layer};
+           })
+      .def("forwarded", &Recording::forwarded, py::arg("outputs"))
+      .def("waits", &Recording::waits, py::arg("layer"))
+      .def("update_begins", &Recording::update_begins)
+      .def(
+          "update_ends",
+          [](Recording& self, std::optional<uint32_t> layer) {
+            self.update_ends(layer.value_or(weft::trace::kNone));
+          },
+          py::arg("layer") = std::nullopt)
+      .def("loading_begins", &Recording::loading_begins)
+      .def("loading_ends", &Recording::loading_ends);
+  module.def("is_weft", [](const c10::intrusive_ptr<c10d::Backend>& backend) {
+    return dynamic_cast<ProcessGroupWeft*>(backend.get()) != nullptr;
+  });
+  module.def("record", &record, py::arg("backend"), py::arg("layers"), py::arg("parameters"));
 }
 
 }  // namespace
@@ -56,5 +120,6 @@ PYBIND11_MODULE(_C, module) {
         weft::torch_backend::Completer::stop_all();
       },
       py::arg("patience"), py::call_guard<py::gil_scoped_release>());
+  bind_recording(module);
   module.def("version", [] { return std::string(weft::version()); });
 }

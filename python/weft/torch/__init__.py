@@ -17,6 +17,7 @@ from __future__ import annotations
 import atexit
 import datetime
 import json
+import os
 from typing import Any, Optional
 
 from weft import _built
@@ -53,7 +54,9 @@ try:
 except ImportError as _failure:
     raise ImportError(_explain(str(_failure))) from _failure
 
-__all__ = ["culprit", "failure", "status"]
+from weft.torch._record import Recording, record, record_every_ddp
+
+__all__ = ["Recording", "culprit", "failure", "record", "status"]
 
 # What a program that ends without destroy_process_group() gives the others to say goodbye.
 _PATIENCE = datetime.timedelta(seconds=5)
@@ -99,5 +102,7 @@ def culprit(group: Optional["_dist.ProcessGroup"] = None) -> Optional[int]:
 
 
 _register()
+if os.environ.get("WEFT_TRACE") and os.environ.get("WEFT_RECORD") != "0":
+    record_every_ddp()
 # Before Python ends, nothing of weft may run any more: what it holds may be Python's.
 atexit.register(_C.close_all, _PATIENCE)
