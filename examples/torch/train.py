@@ -5,7 +5,8 @@
     weft loop -o loop1 -- torchrun --nproc_per_node 2 train.py
 
 The data are made up, and are the same in every run. With WEFT_TRACE set, what the training does is
-recorded, by the name of each module; that needs no line here.
+recorded, by the name of each module; that needs no line here. Over weft the gradients go by the
+job's plan (WEFT_PLAN), which is what attach() does; with --ddp they go as DDP has them.
 """
 
 import argparse
@@ -107,6 +108,7 @@ def options():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", choices=MODELS, default="convolutional")
     parser.add_argument("--backend", default="weft")
+    parser.add_argument("--ddp", action="store_true", help="leave gradients to DDP")
     parser.add_argument("--steps", type=int, default=16)
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--threads", type=int, default=1, help="of torch, in each rank")
@@ -116,12 +118,15 @@ def options():
 def main():
     given = options()
     torch.set_num_threads(given.threads)
-    # weft run tells no rank in torch's own words: docs/torch.md.
     dist.init_process_group(given.backend)
     rank = dist.get_rank()
     torch.manual_seed(1)
     model = DistributedDataParallel(MODELS[given.model]())
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    if given.backend == "weft" and not given.ddp:
+        import weft.torch
+
+        weft.torch.attach(model, optimizer)
     samples = Samples(MODELS[given.model], given.steps * given.batch, rank)
     times = []
     for inputs, targets in torch.utils.data.DataLoader(samples, given.batch):

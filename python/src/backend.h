@@ -94,6 +94,8 @@ class ProcessGroupWeft final : public c10d::Backend {
   void close(milliseconds patience);
 
   const std::shared_ptr<Job>& job() const { return job_; }
+  // Whether it has the ranks of its job, all and in that order.
+  bool is_whole_job() const { return job_->has_exactly(global_); }
 
  private:
   // What a collective is to weft.

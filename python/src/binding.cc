@@ -1,15 +1,18 @@
 // binding: what Python sees of it, as the module weft.torch._C. It is bound with the pybind11 that
 // torch brings along, because a backend travels in torch's holder.
 #include <pybind11/chrono.h>
+#include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include "backend.h"
 #include "recording.h"
 
 namespace py = pybind11;
+using weft::torch_backend::Gradients;
 using weft::torch_backend::Job;
 using weft::torch_backend::ProcessGroupWeft;
 using weft::torch_backend::Recording;
+using weft::torch_backend::Sums;
 
 namespace {
 
@@ -75,10 +78,99 @@ void bind_recording(py::module_& module) {
           py::arg("layer") = std::nullopt)
       .def("loading_begins", &Recording::loading_begins)
       .def("loading_ends", &Recording::loading_ends);
-  module.def("is_weft", [](const c10::intrusive_ptr<c10d::Backend>& backend) {
-    return dynamic_cast<ProcessGroupWeft*>(backend.get()) != nullptr;
-  });
   module.def("record", &record, py::arg("backend"), py::arg("layers"), py::arg("parameters"));
+}
+
+using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
+
+// A job's exchange, as Python holds it.
+struct ExchangeHandle {
+  std::shared_ptr<Job> job;
+
+  // What `ask` finds out of it.
+  template <typename F>
+  auto of(F&& ask) const {
+    decltype(ask(std::declval<Sums&>())) answer{};
+    job->use_sums([&](Sums& sums) { answer = ask(sums); });
+    return answer;
+  }
+  void ready(uint32_t tensor, uint64_t step, bool has_gradient) const {
+    job->use_sums([&](Sums& sums) { sums.ready(tensor, step, has_gradient); });
+  }
+  void wait(const std::vector<uint32_t>& tensors, uint64_t step) const {
+    job->use_sums([&](Sums& sums) {
+      for (uint32_t tensor : tensors) sums.wait(tensor, step);
+    });
+  }
+};
+
+ExchangeHandle exchange(const BackendPtr& backend, std::vector<std::string> layers,
+                        std::vector<std::string> names, std::vector<uint32_t> layer_of,
+                        const std::vector<at::Tensor>& parameters) {
+  ProcessGroupWeft& group = weft_of(backend);
+  TORCH_CHECK_VALUE(names.size() == parameters.size() && layer_of.size() == names.size(),
+                    "weft: an exchange needs a name and a layer for each parameter");
+  TORCH_CHECK_VALUE(group.is_whole_job(),
+                    "weft: gradients are exchanged among all ranks of the first process group, and "
+                    "this one has some of them only");
+  group.job()->exchange({std::move(layers), std::move(names), std::move(layer_of)}, parameters);
+  return {group.job()};
+}
+
+// The name of a plan, and the hash that says what it does.
+using PlanSays = std::pair<std::string, std::string>;
+PlanSays says(const weft::plan::Plan& plan) { return {plan.name, weft::plan::hash(plan)}; }
+
+// `words`: a document, a file or a preset.
+PlanSays read_plan(const std::string& words) {
+  bool document = words.find('{') != std::string::npos;
+  auto plan = document ? weft::plan::parse(words) : weft::plan::load(words);
+  TORCH_CHECK_VALUE(plan.ok(), "weft: plan: ", plan.ok() ? "" : plan.error().message());
+  return says(*plan);
+}
+
+void bind_exchange(py::module& module) {
+  using torch::wrap_pybind_function;
+  using torch::wrap_pybind_function_no_gil;
+  py::class_<ExchangeHandle>(module, "Exchange")
+      .def("slots", wrap_pybind_function([](const ExchangeHandle& exchange) {
+             return exchange.of([](Sums& sums) { return sums.slots(); });
+           }))
+      .def("by_tensor", wrap_pybind_function([](const ExchangeHandle& exchange) {
+             return exchange.of([](Sums& sums) { return sums.by_tensor(); });
+           }))
+      .def("buckets", wrap_pybind_function([](const ExchangeHandle& exchange) {
+             return exchange.of([](Sums& sums) { return sums.buckets(); });
+           }))
+      .def("next_step", wrap_pybind_function([](const ExchangeHandle& exchange) {
+             return exchange.of([](Sums& sums) { return sums.next_step(); });
+           }))
+      .def("ready",
+           wrap_pybind_function_no_gil([](const ExchangeHandle& exchange, uint32_t tensor,
+                                          uint64_t step) { exchange.ready(tensor, step, true); }),
+           py::arg("tensor"), py::arg("step"))
+      .def("ready_without",
+           wrap_pybind_function_no_gil([](const ExchangeHandle& exchange, uint32_t tensor,
+                                          uint64_t step) { exchange.ready(tensor, step, false); }),
+           py::arg("tensor"), py::arg("step"))
+      .def("wait",
+           wrap_pybind_function_no_gil([](const ExchangeHandle& exchange,
+                                          const std::vector<uint32_t>& tensors,
+                                          uint64_t step) { exchange.wait(tensors, step); }),
+           py::arg("tensors"), py::arg("step"));
+  module.def("exchange", wrap_pybind_function_no_gil(exchange), py::arg("backend"),
+             py::arg("layers"), py::arg("names"), py::arg("layer_of"), py::arg("parameters"));
+  module.def("plan", wrap_pybind_function([](const BackendPtr& backend) {
+               return says(weft_of(backend).job()->plan());
+             }),
+             py::arg("backend"));
+  module.def("read_plan", wrap_pybind_function(read_plan), py::arg("words"));
+  module.def(
+      "is_weft",
+      [](const BackendPtr& backend) {
+        return dynamic_cast<ProcessGroupWeft*>(backend.get()) != nullptr;
+      },
+      py::arg("backend"));
 }
 
 }  // namespace
@@ -121,5 +213,6 @@ PYBIND11_MODULE(_C, module) {
       },
       py::arg("patience"), py::call_guard<py::gil_scoped_release>());
   bind_recording(module);
+  bind_exchange(module);
   module.def("version", [] { return std::string(weft::version()); });
 }

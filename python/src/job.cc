@@ -214,6 +214,7 @@ std::shared_ptr<Job> Job::meet(c10d::Store& store, uint32_t rank, std::vector<in
   std::shared_ptr<Job> job(new Job);
   job->global_ = std::move(global);
   job->job_ = std::move(*joined);
+  job->plan_ = job->job_->plan();
   job->process_ = ::getpid();
   Registry& all = registry();
   std::lock_guard lock(all.mutex);
@@ -242,6 +243,7 @@ bool Job::in_same_process() const { return process_ == ::getpid(); }
 Job::~Job() {
   if (in_same_process()) return;
   // A forked child has copies of what belongs to its parent.
+  static_cast<void>(sums_.release());
   static_cast<void>(job_.release());
   for (auto& [id, group] : parts_) static_cast<void>(group.release());
 }
@@ -272,6 +274,25 @@ void Job::use(uint64_t part, const std::function<void(Group&)>& use) {
   auto found = parts_.find(part);
   if (found == parts_.end()) raise(Error(Code::cancelled, "the process group was shut down"));
   use(*found->second);
+}
+
+void Job::exchange(const Gradients& gradients, const std::vector<at::Tensor>& parameters) {
+  std::lock_guard making(making_sums_);
+  std::shared_lock lock(gate_);
+  if (!job_) raise(*ended_);
+  if (!sums_) {
+    sums_ = std::make_unique<Sums>(*job_, gradients, parameters);
+    return;
+  }
+  TORCH_CHECK_VALUE(sums_->is_of(gradients, parameters),
+                    "weft: this process group has an exchange of gradients already, of another "
+                    "model; there is one a process group, of one model: destroy it and make it "
+                    "again for another");
+}
+
+void Job::use_sums(const std::function<void(Sums&)>& use) {
+  std::shared_lock lock(gate_);
+  use(*sums_);
 }
 
 std::optional<Error> Job::failure() {
@@ -326,6 +347,7 @@ void Job::close(milliseconds patience) {
         if (changed.wait_for(waits, patience, [&] { return left; })) return;
         job_->group().abort("its program ended while others were at work");
       });
+      if (sums_) sums_->settle();
       if (auto done = job_->leave(); !done)
         WEFT_LOG(runtime, info, "left without ceremony: %s", done.error().message().c_str());
       {
@@ -341,6 +363,7 @@ void Job::close(milliseconds patience) {
   ended_ = job_->group().failure();
   if (!ended_) ended_ = Error(Code::cancelled, "the process group was destroyed");
   parts_.clear();
+  if (sums_) sums_->end(*ended_);
   job_.reset();
 }
 

@@ -15,12 +15,14 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <shared_mutex>
 #include <string>
 #include <vector>
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include "sums.h"
 #include "weft/api.h"
 
 namespace weft::torch_backend {
@@ -43,6 +45,14 @@ class Job {
   void drop(uint64_t part);
   // Calls `use` with the group; raises if the job was closed.
   void use(uint64_t part, const std::function<void(Group&)>& use);
+
+  // The exchange of these gradients: made, or the one that was made of them before. All ranks call
+  // it alike; raises.
+  void exchange(const Gradients& gradients, const std::vector<at::Tensor>& parameters);
+  // Calls `use` with it, also when the job was closed.
+  void use_sums(const std::function<void(Sums&)>& use);
+  bool has_exactly(const std::vector<int64_t>& global) const { return global_ == global; }
+  const plan::Plan& plan() const { return plan_; }
 
   // Why nothing can be done any more, if so.
   std::optional<Error> failure();
@@ -71,6 +81,9 @@ class Job {
   std::unique_ptr<api::Job> job_;
   std::map<uint64_t, std::unique_ptr<Group>> parts_;
   std::vector<std::function<void()>> before_closing_;
+  std::unique_ptr<Sums> sums_;
+  std::mutex making_sums_;
+  plan::Plan plan_;
   std::optional<Error> ended_;
   uint64_t next_part_ = 1;
   pid_t process_ = 0;

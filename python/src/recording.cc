@@ -130,9 +130,11 @@ void Recording::begins(Carrier carrier, std::optional<uint32_t> step) {
   if (phase_ == Phase::backward && torch::autograd::get_current_graph_task_id() != -1) return;
   pending_.layer = interrupted_ = kNone;  // of a pass that was given up
   carrier_ = carrier;
-  if (step ? iteration_ == kNone || *step > iteration_ : over_) {
+  // An exchange that came later than the first iteration counts from 0, and its steps are others.
+  const bool counts = step && (iteration_ == kNone || *step >= iteration_);
+  if (counts ? iteration_ != *step : over_) {
     over_ = false;
-    iteration_ = std::max(next_, step.value_or(0));
+    iteration_ = counts ? *step : next_;
     next_ = iteration_ + 1;
     static_cast<void>(marks->begin_iteration(iteration_));
     if (const uint64_t bytes = resident_bytes(resident_)) marks->memory("resident", bytes);

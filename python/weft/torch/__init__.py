@@ -54,9 +54,20 @@ try:
 except ImportError as _failure:
     raise ImportError(_explain(str(_failure))) from _failure
 
-from weft.torch._record import Recording, record, record_every_ddp
+from weft.torch._attach import Attachment, attach, detach, synchronize  # noqa: E402
+from weft.torch._record import Recording, record, record_every_ddp  # noqa: E402
 
-__all__ = ["Recording", "culprit", "failure", "record", "status"]
+__all__ = [
+    "Attachment",
+    "Recording",
+    "attach",
+    "culprit",
+    "detach",
+    "failure",
+    "record",
+    "status",
+    "synchronize",
+]
 
 # What a program that ends without destroy_process_group() gives the others to say goodbye.
 _PATIENCE = datetime.timedelta(seconds=5)

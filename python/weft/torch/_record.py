@@ -16,6 +16,7 @@ from torch.optim import optimizer as _optimizers
 from torch.utils.data import dataloader as _loaders
 
 from weft.torch import _C
+from weft.torch._attach import _attached
 from weft.torch._model import describe
 
 
@@ -48,6 +49,13 @@ class _Begins(_Hook):
 
     def __call__(self, module: torch.nn.Module, _inputs: Any) -> None:
         if not module.training or not torch.is_grad_enabled():
+            return
+        attachment = _attached.get(module)
+        if attachment is not None:
+            gradients = attachment._gradients
+            gradients.on_wait = self.recording.waits
+            carrier = _NOBODY if attachment._accumulates else _EXCHANGE
+            self.recording.begins(carrier, gradients.coming_step)
             return
         sums = getattr(module, "require_backward_grad_sync", False)
         self.recording.begins(_DDP if sums else _NOBODY)
