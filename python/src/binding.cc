@@ -30,15 +30,19 @@ struct LayerHook {
 
 using NamedParameter = std::tuple<std::string, at::Tensor, uint32_t>;
 
+std::vector<Recording::Parameter> named(std::vector<NamedParameter> parameters) {
+  std::vector<Recording::Parameter> all;
+  for (auto& [name, tensor, layer] : parameters) all.push_back({std::move(name), tensor, layer});
+  return all;
+}
+
 std::shared_ptr<Recording> record(const c10::intrusive_ptr<c10d::Backend>& backend,
                                   std::vector<std::string> layers,
                                   std::vector<NamedParameter> parameters) {
   std::shared_ptr<Job> job = weft_of(backend).job();
   const auto marks = job->marks();
   if (!marks) return nullptr;
-  std::vector<Recording::Parameter> all;
-  for (auto& [name, tensor, layer] : parameters) all.push_back({std::move(name), tensor, layer});
-  auto made = Recording::start(marks, std::move(layers), std::move(all));
+  auto made = Recording::start(marks, std::move(layers), named(std::move(parameters)));
   job->before_closing([of = std::weak_ptr(made)] {
     if (auto recording = of.lock()) recording->stop();
   });
@@ -77,7 +81,18 @@ void bind_recording(py::module_& module) {
           },
           py::arg("layer") = std::nullopt)
       .def("loading_begins", &Recording::loading_begins)
-      .def("loading_ends", &Recording::loading_ends);
+      .def("loading_ends", &Recording::loading_ends)
+      .def("now", py::overload_cast<>(&Recording::now, py::const_))
+      .def("summed", &Recording::summed, py::arg("number"), py::arg("bytes"), py::arg("began"));
+  module.def(
+      "record_alone",
+      [](const std::string& folder, uint32_t rank, uint32_t ranks, std::vector<std::string> layers,
+         std::vector<NamedParameter> parameters) {
+        return Recording::start_alone(folder, rank, ranks, std::move(layers),
+                                      named(std::move(parameters)));
+      },
+      py::arg("folder"), py::arg("rank"), py::arg("ranks"), py::arg("layers"),
+      py::arg("parameters"));
   module.def("record", &record, py::arg("backend"), py::arg("layers"), py::arg("parameters"));
 }
 

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <filesystem>
 
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/engine.h>
@@ -77,6 +78,34 @@ std::shared_ptr<Recording> Recording::start(const std::shared_ptr<mark::Marks>& 
   return made;
 }
 
+std::shared_ptr<Recording> Recording::start_alone(const std::string& folder, uint32_t rank,
+                                                  uint32_t ranks, std::vector<std::string> layers,
+                                                  std::vector<Parameter> parameters) {
+  std::error_code failure;
+  std::filesystem::create_directories(folder, failure);
+  if (failure) raise(io_error(failure.value(), "cannot make %s for the trace", folder.c_str()));
+  capture::Options options;
+  options.path = folder + "/" + trace::file_name(rank);
+  options.environment = capture::describe_machine();
+  options.environment.weft_version = version();
+  options.environment.host = membership::host_name();
+  options.environment.rank = rank;
+  options.environment.ranks = ranks;
+  // What such a backend does, said as a plan: DDP's limits of buckets, whole, over one connection.
+  if (auto plan = plan::preset("ddp")) {
+    options.environment.plan_name = plan->name;
+    options.environment.plan_hash = plan::hash(*plan);
+    options.environment.plan_text = plan::canonical(*plan);
+  }
+  auto recorder = capture::Recorder::start(std::move(options));
+  if (!recorder) raise(recorder.error());
+  auto marks =
+      std::make_shared<mark::Marks>(std::shared_ptr<capture::Recorder>(std::move(*recorder)));
+  auto made = start(marks, std::move(layers), std::move(parameters));
+  made->own_ = std::move(marks);
+  return made;
+}
+
 void Recording::hook_parameters() {
   for (uint32_t p = 0; p < parameters_.size(); ++p) {
     auto accumulator = torch::autograd::impl::grad_accumulator(parameters_[p].tensor);
@@ -96,9 +125,10 @@ void Recording::stop() {
   std::lock_guard lock(mutex_);
   if (std::exchange(stopped_, true)) return;
   if (resident_ >= 0) ::close(std::exchange(resident_, -1));
-  if (!marks || iteration_ == kNone) return;
+  if (!marks) return;
   if (phase_ == Phase::backward) end_pending(*marks);
-  static_cast<void>(marks->end_iteration(Nanos{last_.ns}));
+  if (iteration_ != kNone) static_cast<void>(marks->end_iteration(Nanos{last_.ns}));
+  own_.reset();
 }
 
 Recording::Moment Recording::now(const mark::Marks& marks) const {
@@ -279,6 +309,27 @@ void Recording::update_ends(uint32_t layer) {
   if (phase_ != Phase::between) return;
   last_ = ended;
   over_ = true;
+}
+
+int64_t Recording::now() const {
+  auto marks = marks_.lock();
+  return marks ? marks->now().count : 0;
+}
+
+void Recording::summed(uint32_t number, uint64_t bytes, int64_t began) {
+  constexpr uint32_t kCalled = 1u << 31;  // by the program, in no common order
+  auto marks = marks_.lock();
+  if (!marks) return;
+  trace::Event event;
+  event.start_ns = began;
+  event.duration_ns = std::max<int64_t>(0, marks->now().count - began);
+  event.kind = trace::Kind::operation;
+  event.name = marks->recorder().name("all_reduce");
+  event.track = marks->recorder().track(
+      {trace::TrackType::stream, "operations", trace::kNone16, trace::kNone16});
+  event.operation = kCalled | number;
+  event.bytes = bytes;
+  marks->recorder().record(event);
 }
 
 void Recording::loading_begins() {

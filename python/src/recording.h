@@ -47,6 +47,11 @@ class Recording : public std::enable_shared_from_this<Recording> {
   static std::shared_ptr<Recording> start(const std::shared_ptr<mark::Marks>& marks,
                                           std::vector<std::string> layers,
                                           std::vector<Parameter> parameters);
+  // The same where weft has no job: into a file of its own, until stop(). Raises.
+  static std::shared_ptr<Recording> start_alone(const std::string& folder, uint32_t rank,
+                                                uint32_t ranks, std::vector<std::string> layers,
+                                                std::vector<Parameter> parameters);
+  ~Recording() { stop(); }
   // Hears nothing any more, and ends the iteration under way where it was last heard of.
   void stop();
 
@@ -64,6 +69,10 @@ class Recording : public std::enable_shared_from_this<Recording> {
   void update_ends(uint32_t layer);  // trace::kNone: of all layers
   void loading_begins();
   void loading_ends();
+  // An all-reduce of another backend that was called at `began`, of now(), is over. From any
+  // thread.
+  int64_t now() const;
+  void summed(uint32_t number, uint64_t bytes, int64_t began);
 
  private:
   struct Moment {
@@ -94,6 +103,7 @@ class Recording : public std::enable_shared_from_this<Recording> {
 
   // The job may be over before the model is.
   std::weak_ptr<mark::Marks> marks_;
+  std::shared_ptr<mark::Marks> own_;  // where there is none
   std::vector<Parameter> parameters_;
   std::vector<decltype(torch::autograd::impl::grad_accumulator(at::Tensor()))> accumulators_;
   int resident_ = -1;  // a file that says how much memory the process has

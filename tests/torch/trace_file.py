@@ -28,12 +28,13 @@ class TraceFile:
             self.data = file.read()
         self.names, self.tracks, self.layers, self.tensors = {}, {}, [], []
         self.events, self.notes, self.closed = [], [], False
+        self.rates = 0  # that the probe measured
         at = 64
         while at < len(self.data):
             magic, length, _, _, count, kind, _ = struct.unpack_from("<IIQQIHH", self.data, at)
             assert magic == 0xB17C57AE, f"no block at {at}"
             self.at = at + 32
-            {2: self._model, 3: self._events, 7: self._notes, 9: self._closing}.get(
+            {2: self._model, 3: self._events, 6: self._probe, 7: self._notes, 9: self._closing}.get(
                 kind, lambda _: None)(count)
             at += 32 + length
 
@@ -73,6 +74,11 @@ class TraceFile:
         for _ in range(count):
             self.events.append(Event(*EVENT.unpack_from(self.data, self.at)))
             self.at += EVENT.size
+
+    def _probe(self, count):
+        # Of all ranks at a time.
+        self.rates += sum(self.data[self.at + 56 * i:self.at + 56 * i + 2] == b"\x01\x02"
+                          for i in range(count))
 
     def _notes(self, count):
         for _ in range(count):

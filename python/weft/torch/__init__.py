@@ -55,7 +55,7 @@ except ImportError as _failure:
     raise ImportError(_explain(str(_failure))) from _failure
 
 from weft.torch._attach import Attachment, attach, detach, synchronize  # noqa: E402
-from weft.torch._record import Recording, record, record_every_ddp  # noqa: E402
+from weft.torch._record import Recording, record, record_every_ddp, stop_all  # noqa: E402
 
 __all__ = [
     "Attachment",
@@ -117,3 +117,4 @@ if os.environ.get("WEFT_TRACE") and os.environ.get("WEFT_RECORD") != "0":
     record_every_ddp()
 # Before Python ends, nothing of weft may run any more: what it holds may be Python's.
 atexit.register(_C.close_all, _PATIENCE)
+atexit.register(stop_all)

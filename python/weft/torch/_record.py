@@ -6,6 +6,8 @@ The moments become spans in C++ (python/src/recording.h says how); here they are
 from __future__ import annotations
 
 import functools
+import itertools
+import os
 import weakref
 from typing import Any, Iterator, List, Optional
 
@@ -17,7 +19,7 @@ from torch.utils.data import dataloader as _loaders
 
 from weft.torch import _C
 from weft.torch._attach import _attached
-from weft.torch._model import describe
+from weft.torch._model import Description, describe
 
 
 class Nothing:
@@ -222,11 +224,45 @@ def _watch_the_process() -> None:
     _loaders._BaseDataLoaderIter.__next__ = loads
 
 
-def _backend_of(model: torch.nn.Module) -> Any:
+def _sum_of(recording: "_C.Recording", group: Any) -> Any:
+    """DDP's own all-reduce of a bucket, which tells when it was called and when it ended."""
+    numbers = itertools.count()
+
+    # torch looks at its name and at what it is annotated with.
+    def sum_recorded(_state, bucket):
+        buffer = bucket.buffer()
+        # As DDP does it without a hook, bit for bit.
+        buffer.mul_(1.0 / group.size())
+        number, size, began = next(numbers), buffer.nbytes, recording.now()
+
+        def ends(done):
+            recording.summed(number, size, began)
+            return done.value()[0]
+
+        return _dist.all_reduce(buffer, group=group, async_op=True).get_future().then(ends)
+
+    return sum_recorded
+
+
+def _start(model: torch.nn.Module, description: Description) -> Optional["_C.Recording"]:
+    """The recording of a model in its job's trace, or in one of its own; None where there is none."""
     group = getattr(model, "process_group", None) or _dist.group.WORLD
     if group is None:
         raise ValueError("record: there is no process group: call init_process_group first")
-    return group._get_backend(torch.device("cpu"))
+    parameters = [(one.name, one.parameter, one.layer) for one in description.tensors]
+    backend = group._get_backend(torch.device("cpu"))
+    if _C.is_weft(backend):
+        return _C.record(backend, description.layers, parameters)
+    folder = os.environ.get("WEFT_TRACE")
+    if not folder:
+        return None
+    recording = _C.record_alone(
+        folder, _dist.get_rank(), _dist.get_world_size(), description.layers, parameters
+    )
+    # There is room for one hook: where the program has its own, its sums are not seen.
+    if isinstance(model, DistributedDataParallel) and not model._comm_hooks:
+        model.register_comm_hook(None, _sum_of(recording, group))
+    return recording
 
 
 def record(
@@ -239,16 +275,15 @@ def record(
     forward and backward of each module that has parameters of its own, gradients, updates, loading
     of data and memory; without a trace it does nothing at all. With ``optimizer`` only its steps
     are updates, otherwise those of all that have parameters of the model.
+
+    Over another backend than weft each rank makes a trace of its own, with DDP's all-reduces from
+    their call to their end.
     """
     known = _of_model.get(model)
     if known is not None and known.on:
         return known
     description = describe(model)
-    recording = _C.record(
-        _backend_of(model),
-        description.layers,
-        [(one.name, one.parameter, one.layer) for one in description.tensors],
-    )
+    recording = _start(model, description)
     if recording is None:
         return Recording(None, [], {}, None)
     _watch_the_process()
@@ -256,7 +291,8 @@ def record(
         module.register_forward_pre_hook(recording.hook_of(layer))
         for layer, module in enumerate(description.modules)
     ]
-    handles.append(model.register_forward_pre_hook(_Begins(recording, len(description.tensors)), prepend=True))
+    begins = _Begins(recording, len(description.tensors))
+    handles.append(model.register_forward_pre_hook(begins, prepend=True))
     handles.append(model.register_forward_hook(_Forwarded(recording)))
     layer_of = {id(one.parameter): one.layer for one in description.tensors}
     made = Recording(recording, handles, layer_of, optimizer)
@@ -265,14 +301,19 @@ def record(
     return made
 
 
+def stop_all() -> None:
+    """Ends every recording: the process does."""
+    for one in list(_live):
+        one.stop()
+
+
 def record_every_ddp() -> None:
-    """From now on each DDP model over weft is recorded: what WEFT_TRACE alone can do."""
+    """From now on each DDP model is recorded: what WEFT_TRACE alone can do."""
     make = DistributedDataParallel.__init__
 
     @functools.wraps(make)
     def makes(self: DistributedDataParallel, *arguments: Any, **named: Any) -> None:
         make(self, *arguments, **named)
-        if _C.is_weft(_backend_of(self)):
-            record(self)
+        record(self)
 
     DistributedDataParallel.__init__ = makes
