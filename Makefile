@@ -9,7 +9,7 @@ TORCH_PYTHON := $(CURDIR)/.venv-torch/bin/python3
 
 CTEST := ctest --output-on-failure --no-tests=error -j$(JOBS)
 
-.PHONY: help demo test test-all bench attacks scenarios build install check clean
+.PHONY: help demo demo-torch test test-all bench attacks scenarios build install check clean
 .PHONY: build-all test-release test-slow test-asan test-tsan test-clang test-fuzz
 .PHONY: test-sanitized sanitized-asan sanitized-tsan
 
@@ -19,6 +19,12 @@ help:
 demo: build ## measure and cut the time of a training job in an emulated cluster
 	@tools/setup demo
 	@tools/demo
+
+demo-torch: ## the same for a real training job in PyTorch, two ranks on this machine
+	@tools/setup torch
+	@cmake --preset release -DWEFT_PYTHON=$(TORCH_PYTHON) > /dev/null
+	@cmake --build build -j$(JOBS) --target weft_python
+	@tools/demo_torch
 
 test: test-release ## build all and run every test that takes seconds
 

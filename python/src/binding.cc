@@ -5,11 +5,13 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "backend.h"
+#include "recording.h"
 
 namespace py = pybind11;
 using weft::torch_backend::Gradients;
 using weft::torch_backend::Job;
 using weft::torch_backend::ProcessGroupWeft;
+using weft::torch_backend::Recording;
 using weft::torch_backend::Sums;
 
 namespace {
@@ -34,6 +36,80 @@ py::object launched() {
   out["rendezvous"] = found->rendezvous;
   out["secret"] = found->secret;
   return out;
+}
+
+// A forward pre-hook of a module, in one call.
+struct LayerHook {
+  std::shared_ptr<Recording> recording;
+  uint32_t layer = 0;
+};
+
+using NamedParameter = std::tuple<std::string, at::Tensor, uint32_t>;
+
+std::vector<Recording::Parameter> named(std::vector<NamedParameter> parameters) {
+  std::vector<Recording::Parameter> all;
+  for (auto& [name, tensor, layer] : parameters) all.push_back({std::move(name), tensor, layer});
+  return all;
+}
+
+std::shared_ptr<Recording> record(const c10::intrusive_ptr<c10d::Backend>& backend,
+                                  std::vector<std::string> layers,
+                                  std::vector<NamedParameter> parameters) {
+  std::shared_ptr<Job> job = weft_of(backend).job();
+  const auto marks = job->marks();
+  if (!marks) return nullptr;
+  auto made = Recording::start(marks, std::move(layers), named(std::move(parameters)));
+  job->before_closing([of = std::weak_ptr(made)] {
+    if (auto recording = of.lock()) recording->stop();
+  });
+  return made;
+}
+
+void bind_recording(py::module_& module) {
+  py::class_<LayerHook>(module, "LayerHook")
+      .def("__call__",
+           [](LayerHook& hook, py::handle, py::handle) { hook.recording->layer(hook.layer); })
+      // A model that is copied or saved leaves its recording behind.
+      .def("__reduce__", [](const LayerHook&) {
+        return py::make_tuple(py::module_::import("weft.torch._record").attr("Nothing"),
+                              py::tuple());
+      });
+  py::class_<Recording, std::shared_ptr<Recording>>(module, "Recording")
+      .def("stop", &Recording::stop)
+      .def(
+          "begins",
+          [](Recording& self, int carrier, std::optional<uint32_t> step) {
+            self.begins(static_cast<Recording::Carrier>(std::clamp(carrier, 0, 2)), step);
+          },
+          py::arg("carrier"), py::arg("step") = std::nullopt)
+      .def("buckets", &Recording::buckets, py::arg("of_parameter"))
+      .def("hook_of",
+           [](std::shared_ptr<Recording> self, uint32_t layer) {
+             return LayerHook{std::move(self), layer};
+           })
+      .def("forwarded", &Recording::forwarded, py::arg("outputs"))
+      .def("waits", &Recording::waits, py::arg("layer"))
+      .def("update_begins", &Recording::update_begins)
+      .def(
+          "update_ends",
+          [](Recording& self, std::optional<uint32_t> layer) {
+            self.update_ends(layer.value_or(weft::trace::kNone));
+          },
+          py::arg("layer") = std::nullopt)
+      .def("loading_begins", &Recording::loading_begins)
+      .def("loading_ends", &Recording::loading_ends)
+      .def("now", py::overload_cast<>(&Recording::now, py::const_))
+      .def("summed", &Recording::summed, py::arg("number"), py::arg("bytes"), py::arg("began"));
+  module.def(
+      "record_alone",
+      [](const std::string& folder, uint32_t rank, uint32_t ranks, std::vector<std::string> layers,
+         std::vector<NamedParameter> parameters) {
+        return Recording::start_alone(folder, rank, ranks, std::move(layers),
+                                      named(std::move(parameters)));
+      },
+      py::arg("folder"), py::arg("rank"), py::arg("ranks"), py::arg("layers"),
+      py::arg("parameters"));
+  module.def("record", &record, py::arg("backend"), py::arg("layers"), py::arg("parameters"));
 }
 
 using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
@@ -168,6 +244,7 @@ PYBIND11_MODULE(_C, module) {
       },
       py::arg("patience"), py::call_guard<py::gil_scoped_release>());
   module.def("launched", &launched);
+  bind_recording(module);
   bind_exchange(module);
   module.def("version", [] { return std::string(weft::version()); });
 }

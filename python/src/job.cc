@@ -311,6 +311,16 @@ std::string Job::status() {
   return job_ ? job_->group().status() : std::string();
 }
 
+std::shared_ptr<mark::Marks> Job::marks() {
+  std::shared_lock lock(gate_);
+  return job_ && job_->marks().on() ? job_->shared_marks() : nullptr;
+}
+
+void Job::before_closing(std::function<void()> act) {
+  std::unique_lock lock(gate_);
+  before_closing_.push_back(std::move(act));
+}
+
 void Job::abort(const std::string& reason) {
   std::shared_lock lock(gate_);
   if (job_) job_->group().abort(reason);
@@ -318,6 +328,12 @@ void Job::abort(const std::string& reason) {
 
 void Job::close(milliseconds patience) {
   if (!in_same_process()) return;
+  std::vector<std::function<void()>> acts;
+  {
+    std::unique_lock lock(gate_);
+    acts.swap(before_closing_);
+  }
+  for (const auto& act : acts) act();
   {
     std::shared_lock lock(gate_);
     if (!job_) return;

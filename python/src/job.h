@@ -60,6 +60,11 @@ class Job {
   std::optional<int64_t> culprit();
   std::string status();
 
+  // What the program says of its own work; null when nothing is recorded, or the job was closed.
+  std::shared_ptr<mark::Marks> marks();
+  // Called by whoever closes the job, while its trace is still written.
+  void before_closing(std::function<void()> act);
+
   void abort(const std::string& reason);
   // Leaves when all do, or ends after `patience` with an abort; then nothing of weft is left.
   void close(std::chrono::milliseconds patience);
@@ -75,6 +80,7 @@ class Job {
   std::shared_mutex gate_;  // held shared by who uses what follows
   std::unique_ptr<api::Job> job_;
   std::map<uint64_t, std::unique_ptr<Group>> parts_;
+  std::vector<std::function<void()>> before_closing_;
   std::unique_ptr<Sums> sums_;
   std::mutex making_sums_;
   plan::Plan plan_;

@@ -19,6 +19,11 @@ namespace weft::analysis {
 
 // ---- understanding a run -------------------------------------------------------------------
 
+// Gradients that say their bucket, in a run without an exchange, were summed by all-reduces that a
+// framework called itself (PyTorch's DDP). Finds which those were, on all ranks alike, and makes of
+// them what an exchange would have recorded, and of the buckets the plan in force. Says what it
+// did; nothing where there is nothing to do.
+std::vector<std::string> adopt_called_sums(trace::Trace& trace);
 // Puts all processes on one clock. A predicted trace has one clock, and is not touched.
 Result<align::Alignment> put_on_one_clock(trace::Trace& trace);
 

@@ -74,7 +74,8 @@ Interval Recorded::iteration_ms() const {
 Result<Recorded> understand(trace::Trace trace) {
   Recorded out;
   out.trace = std::move(trace);
-  const std::vector<std::string> inferred = trace::infer_iterations(out.trace);
+  std::vector<std::string> inferred = trace::infer_iterations(out.trace);
+  for (std::string& adopted : adopt_called_sums(out.trace)) inferred.push_back(std::move(adopted));
   WEFT_ASSIGN(out.alignment, put_on_one_clock(out.trace));
   WEFT_ASSIGN(out.graph, graph::build(out.trace));
   if (!is_predicted(out.trace)) out.remarks = out.alignment.remarks;

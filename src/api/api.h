@@ -87,6 +87,8 @@ class Job {
   Group& group() { return *group_; }
   // What the program computes and loads, for the trace: weft/mark.h. Inert without a trace.
   mark::Marks& marks() { return *marks_; }
+  // For those who mark from threads that may outlive the job: they hold it weakly.
+  const std::shared_ptr<mark::Marks>& shared_marks() { return marks_; }
   // The trace itself, for what has no mark.
   capture::Recorder& recorder() { return *recorder_; }
   const membership::Membership& membership() const { return membership_; }

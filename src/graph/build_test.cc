@@ -51,6 +51,32 @@ TEST(Build, has_a_node_for_all_that_happened) {
   EXPECT_EQ(graph.operations[4].bytes, 1u << 20);
 }
 
+TEST(Build, layers_may_compute_in_another_order_than_they_are_named) {
+  Sample sample;
+  sample.late_before_backward = 4'000;
+  const trace::Trace named_in_order = sample.make();
+  trace::Trace trace = named_in_order;
+  auto other = [](auto layer) {
+    return layer == 0 ? decltype(layer){1} : layer == 1 ? decltype(layer){0} : layer;
+  };
+  for (trace::Process& process : trace.processes) {
+    for (trace::Tensor& tensor : process.model.tensors)
+      for (uint32_t* layer : {&tensor.produced_by, &tensor.updated_by, &tensor.consumed_by})
+        *layer = other(*layer);
+    for (trace::Event& event : process.events) event.layer = other(event.layer);
+  }
+  const Graph expected = build_or_fail(named_in_order), graph = build_or_fail(trace);
+  ASSERT_EQ(graph.iterations.size(), expected.iterations.size());
+  for (size_t i = 0; i < graph.iterations.size(); ++i)
+    for (uint32_t rank = 0; rank < 2; ++rank)
+      for (uint32_t layer = 0; layer < 3; ++layer) {
+        const LayerTimes& a = expected.iterations[i].layers[rank][layer];
+        const LayerTimes& b = graph.iterations[i].layers[rank][other(layer)];
+        EXPECT_EQ(b.gap_before_forward_ns, a.gap_before_forward_ns) << i << " " << layer;
+        EXPECT_EQ(b.gap_before_backward_ns, a.gap_before_backward_ns) << i << " " << layer;
+      }
+}
+
 TEST(Build, times_every_layer) {
   Sample sample;
   sample.slower = {0, 7'000};

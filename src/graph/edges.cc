@@ -34,6 +34,7 @@ class Connector {
       : parts_(parts),
         model_(model),
         facts_(facts_of(environment)),
+        real_(!environment.emulated_compute && !environment.predicted),
         programs_(host_of, environment) {}
 
   Edges run() {
@@ -105,9 +106,19 @@ class Connector {
 
   // ---- required ------------------------------------------------------------------------------
 
-  // Forward of the first layer to the last, backward of the last to the first.
-  static std::vector<uint32_t> program(const RankParts& own, uint32_t iteration) {
+  // Forward of the first layer to the last, backward of the last to the first. Real programs do not
+  // always name their layers in the order in which they compute them: theirs is as it was.
+  std::vector<uint32_t> program(const RankParts& own, uint32_t iteration) const {
     std::vector<uint32_t> out;
+    if (real_) {
+      for (const Table* table : {&own.forward, &own.backward})
+        for (const Table::Entry& entry : table->of_iteration(iteration)) out.push_back(entry.node);
+      std::stable_sort(out.begin(), out.end(), [&](uint32_t a, uint32_t b) {
+        return node(a).start_ns + node(a).duration_ns / 2 <
+               node(b).start_ns + node(b).duration_ns / 2;
+      });
+      return out;
+    }
     for (const Table::Entry& entry : own.forward.of_iteration(iteration)) out.push_back(entry.node);
     std::span<const Table::Entry> back = own.backward.of_iteration(iteration);
     for (size_t end = back.size(); end > 0;) {
@@ -204,7 +215,7 @@ class Connector {
     for (const auto& [number, operation] : parts_.operations) {
       uint32_t admitted = parts_.admitted.first(number);
       if (admitted == kNobody) {
-        ++never_admitted_;
+        start_alone(operation);
         continue;
       }
       int64_t ready_ns = std::numeric_limits<int64_t>::min();
@@ -215,6 +226,21 @@ class Connector {
         ready_ns = std::max(ready_ns, node(bucket).end_ns());
       }
       if (facts_.may_hold_back) hold_back(by_end, number, admitted, ready_ns);
+    }
+  }
+
+  // Where nobody admits, each rank starts when its own bucket is there.
+  void start_alone(const Operation& operation) {
+    if (!parts_.admitted.all().empty()) {
+      ++never_admitted_;
+      return;
+    }
+    for (const RankParts& own : parts_.ranks) {
+      auto at = std::lower_bound(
+          own.operations.begin(), own.operations.end(), operation.number,
+          [](const OperationOnRank& a, uint32_t number) { return a.number < number; });
+      if (at == own.operations.end() || at->number != operation.number) continue;
+      record(own.bucket.first(key_of(operation.iteration, operation.bucket)), at->node);
     }
   }
 
@@ -448,6 +474,7 @@ class Connector {
   Parts& parts_;
   const trace::Model& model_;
   PlanFacts facts_;
+  const bool real_;  // and not emulated by timers, whose starts are read late, nor predicted
   Programs programs_;
   std::vector<uint32_t> waits_for_;               // receives, of the send at hand
   std::vector<std::vector<uint32_t>> consumers_;  // by the layer of an update

@@ -86,9 +86,13 @@ void Span::end() noexcept {
 void Span::drop() noexcept { marks_ = nullptr; }
 
 Result<Span> Marks::begin(What what, const Place& place) {
-  auto span = checked(what, place);
-  if (!span) return refuse(std::move(span).error());
-  return span;
+  if (!on_) return Span();
+  auto begun = placed(what, place);
+  if (!begun) return refuse(std::move(begun).error());
+  begun->thread = this_thread();
+  begun->start_ns = recorder_->now().count;
+  if (is_compute(what)) begun->processor_ns = processor_time_of_thread();
+  return Span(this, *begun);
 }
 
 Span Marks::begin_or_count(What what, const Place& place) {
@@ -97,8 +101,7 @@ Span Marks::begin_or_count(What what, const Place& place) {
   return span ? std::move(*span) : Span();
 }
 
-Result<Span> Marks::checked(What what, const Place& place) {
-  if (!on_) return Span();
+Result<Span::Begun> Marks::placed(What what, const Place& place) {
   if (what < What::forward || what > What::host)
     return error(Code::invalid_argument, "there is no mark %u", static_cast<unsigned>(what));
   const Layers* layers = layers_.load(std::memory_order_acquire);
@@ -135,20 +138,21 @@ Result<Span> Marks::checked(What what, const Place& place) {
     if (of != kNone) begun.iteration = of;
   }
   if (!place.name.empty()) begun.name = recorder_->name(place.name);
-  begun.thread = this_thread();
-  begun.start_ns = recorder_->now().count;
-  if (is_compute(what)) begun.processor_ns = processor_time_of_thread();
-  return Span(this, begun);
+  return begun;
 }
 
 void Marks::record(const Span::Begun& begun) noexcept {
-  trace::Event event;
   // The reading of the processor's time lies outside of the span, as far as it can.
   const bool same_thread = begun.thread == this_thread();
   const int64_t used =
       is_compute(begun.what) && same_thread ? processor_time_of_thread() - begun.processor_ns : -1;
+  record(begun, recorder_->now().count, used);
+}
+
+void Marks::record(const Span::Begun& begun, int64_t end_ns, int64_t used_ns) noexcept {
+  trace::Event event;
   event.start_ns = begun.start_ns;
-  event.duration_ns = std::max<int64_t>(0, recorder_->now().count - begun.start_ns);
+  event.duration_ns = std::max<int64_t>(0, end_ns - begun.start_ns);
   event.kind = kind_of(begun.what);
   event.name = begun.name;
   event.iteration = begun.iteration;
@@ -156,7 +160,18 @@ void Marks::record(const Span::Begun& begun) noexcept {
   event.layer = begun.layer;
   event.track = recorder_->thread_track();
   recorder_->record(event);
-  if (used >= 0) recorder_->record(trace::processor_time_of(event, used));
+  if (used_ns >= 0) recorder_->record(trace::processor_time_of(event, used_ns));
+}
+
+Result<void> Marks::add(What what, const Place& place, const Past& past) {
+  if (!on_) return {};
+  if (past.end_ns < past.start_ns)
+    return refuse(error(Code::invalid_argument, "%s ended before it began", name_of(what)));
+  auto begun = placed(what, place);
+  if (!begun) return refuse(std::move(begun).error());
+  begun->start_ns = past.start_ns;
+  record(*begun, past.end_ns, is_compute(what) ? past.processor_ns : -1);
+  return {};
 }
 
 Result<uint64_t> Marks::open(What what, const Place& place) {
@@ -207,10 +222,10 @@ void Marks::memory(std::string_view what, uint64_t bytes) {
 
 // ---- iterations ----------------------------------------------------------------------------
 
-void Marks::record_iteration(int64_t now) {
+void Marks::record_iteration(int64_t end) {
   trace::Event event;
   event.start_ns = began_ns_;
-  event.duration_ns = std::max<int64_t>(0, now - began_ns_);
+  event.duration_ns = std::max<int64_t>(0, end - began_ns_);
   event.kind = trace::Kind::iteration;
   event.iteration = begun_;
   event.track = recorder_->thread_track();
@@ -235,14 +250,18 @@ Result<void> Marks::begin_iteration(uint64_t number) {
   return {};
 }
 
-Result<void> Marks::end_iteration() {
+Result<void> Marks::end_iteration(std::optional<Nanos> at) {
   if (!on_) return {};
   std::unique_lock lock(mutex_);
   if (iteration_.load(std::memory_order_relaxed) == kNone) {
     lock.unlock();
     return refuse(error(Code::invalid_argument, "no iteration is under way that could end"));
   }
-  record_iteration(recorder_->now().count);
+  if (at && at->count < began_ns_) {
+    lock.unlock();
+    return refuse(error(Code::invalid_argument, "iteration %u ended before it began", begun_));
+  }
+  record_iteration(at ? at->count : recorder_->now().count);
   iteration_.store(kNone, std::memory_order_relaxed);
   return {};
 }

@@ -31,6 +31,7 @@
 #include <atomic>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -58,6 +59,14 @@ struct Place {
   uint32_t tensor = trace::kNone;     // of an update that goes tensor by tensor
   uint32_t iteration = trace::kNone;  // otherwise the one under way, or the update's
   std::string_view name = {};         // what viewers show; otherwise kind and layer
+};
+
+// When a span was, on the clock of Marks::now(), for those who know what it was only when it is
+// over.
+struct Past {
+  int64_t start_ns = 0;
+  int64_t end_ns = 0;
+  int64_t processor_ns = -1;  // that it took; negative: not known
 };
 
 class Marks;
@@ -115,8 +124,9 @@ class Marks {
   // Ends the iteration under way and begins this one. Numbers rise, and are those of the steps of
   // the exchange. Fails with invalid_argument.
   Result<void> begin_iteration(uint64_t number);
-  // Fails with invalid_argument when none is under way.
-  Result<void> end_iteration();
+  // It ended now, or when `at` says. Fails with invalid_argument when none is under way, and when
+  // it had not begun then.
+  Result<void> end_iteration(std::optional<Nanos> at = {});
 
   // Fails with invalid_argument when the model has no such layer or tensor.
   Result<Span> begin(What what, const Place& place);
@@ -133,6 +143,14 @@ class Marks {
   // `what` is the kind of memory ("resident", "device 0"), of which there are `bytes` now.
   void memory(std::string_view what, uint64_t bytes);
 
+  // A span that is over, of the calling thread. An update finds its iteration as begin() does: the
+  // backward before it was told. Fails as begin() does, and with invalid_argument when it ended
+  // before it began.
+  Result<void> add(What what, const Place& place, const Past& past);
+  Nanos now() const { return recorder_->now(); }
+  // The trace itself, for what has no mark.
+  capture::Recorder& recorder() { return *recorder_; }
+
   // For those who cannot hold a Span: a number for it, never 0 unless recording is off. At most
   // 65,536 are open at a time. close() fails with invalid_argument when no such span is open.
   Result<uint64_t> open(What what, const Place& place);
@@ -147,11 +165,12 @@ class Marks {
   friend class Span;
   struct Layers;
 
-  Result<Span> checked(What what, const Place& place);
+  Result<Span::Begun> placed(What what, const Place& place);
   Span begin_or_count(What what, const Place& place);
   void record(const Span::Begun& begun) noexcept;
+  void record(const Span::Begun& begun, int64_t end_ns, int64_t used_ns) noexcept;
   Error refuse(Error error);
-  void record_iteration(int64_t now);  // with the mutex held
+  void record_iteration(int64_t end);  // with the mutex held
 
   const std::shared_ptr<capture::Recorder> recorder_;
   const bool on_;

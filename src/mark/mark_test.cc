@@ -158,6 +158,44 @@ TEST_F(MarkTest, a_span_that_ends_in_another_thread_has_no_processor_time) {
   EXPECT_TRUE(of(process, Kind::processor_time).empty());
 }
 
+TEST_F(MarkTest, a_span_may_be_told_when_it_is_over) {
+  ASSERT_TRUE(marks_->model(model(2)).ok());
+  ASSERT_TRUE(marks_->begin_iteration(4).ok());
+  const int64_t start = marks_->now().count - 500;
+  EXPECT_TRUE(marks_->add(What::backward, {.layer = 1}, {start, start + 300, 250}).ok());
+  EXPECT_TRUE(marks_->add(What::forward, {.layer = 0}, {start, start + 200}).ok());
+  EXPECT_TRUE(marks_->add(What::data_loading, {.iteration = 5}, {start, start + 9, 7}).ok());
+  ASSERT_TRUE(marks_->begin_iteration(5).ok());
+  EXPECT_TRUE(marks_->add(What::update, {}, {start, start + 400, 1000}).ok());
+  EXPECT_FALSE(marks_->add(What::host, {}, {start, start - 1}).ok());
+  EXPECT_FALSE(marks_->add(What::forward, {.layer = 2}, {start, start}).ok());
+  EXPECT_EQ(marks_->refused(), 2u);
+  const trace::Process process = read();
+  const auto backward = of(process, Kind::backward);
+  ASSERT_EQ(backward.size(), 1u);
+  EXPECT_EQ(backward[0].start_ns, start);
+  EXPECT_EQ(backward[0].duration_ns, 300);
+  EXPECT_EQ(backward[0].layer, 1);
+  EXPECT_EQ(backward[0].iteration, 4u);
+  ASSERT_EQ(of(process, Kind::update).size(), 1u);
+  EXPECT_EQ(of(process, Kind::update)[0].iteration, 4u) << "whose gradients it applies";
+  EXPECT_EQ(of(process, Kind::data_loading)[0].iteration, 5u);
+  EXPECT_TRUE(of(process, Kind::host).empty());
+  std::vector<int64_t> used;
+  for (const Event& event : of(process, Kind::processor_time)) used.push_back(event.duration_ns);
+  EXPECT_THAT(used, testing::UnorderedElementsAre(250, 1000)) << "of compute that told it";
+}
+
+TEST_F(MarkTest, an_iteration_may_have_ended_before) {
+  ASSERT_TRUE(marks_->begin_iteration(0).ok());
+  const int64_t begun = marks_->now().count;
+  EXPECT_FALSE(marks_->end_iteration(Nanos{begun - 1'000'000'000}).ok());
+  ASSERT_TRUE(marks_->end_iteration(Nanos{begun + 5}).ok());
+  const auto iterations = of(read(), Kind::iteration);
+  ASSERT_EQ(iterations.size(), 1u);
+  EXPECT_EQ(iterations[0].end_ns(), begun + 5);
+}
+
 TEST_F(MarkTest, threads_mark_at_once_and_each_has_a_row) {
   constexpr int kThreads = 4, kSpans = 500;
   ASSERT_TRUE(marks_->model(model(kThreads)).ok());

@@ -17,6 +17,7 @@ from __future__ import annotations
 import atexit
 import datetime
 import json
+import os
 from typing import Any, Optional
 
 from weft import _built
@@ -54,8 +55,19 @@ except ImportError as _failure:
     raise ImportError(_explain(str(_failure))) from _failure
 
 from weft.torch._attach import Attachment, attach, detach, synchronize  # noqa: E402
+from weft.torch._record import Recording, record, record_every_ddp, stop_all  # noqa: E402
 
-__all__ = ["Attachment", "attach", "culprit", "detach", "failure", "status", "synchronize"]
+__all__ = [
+    "Attachment",
+    "Recording",
+    "attach",
+    "culprit",
+    "detach",
+    "failure",
+    "record",
+    "status",
+    "synchronize",
+]
 
 # What a program that ends without destroy_process_group() gives the others to say goodbye.
 _PATIENCE = datetime.timedelta(seconds=5)
@@ -101,5 +113,8 @@ def culprit(group: Optional["_dist.ProcessGroup"] = None) -> Optional[int]:
 
 
 _register()
+if os.environ.get("WEFT_TRACE") and os.environ.get("WEFT_RECORD") != "0":
+    record_every_ddp()
 # Before Python ends, nothing of weft may run any more: what it holds may be Python's.
 atexit.register(_C.close_all, _PATIENCE)
+atexit.register(stop_all)

@@ -94,6 +94,8 @@ class Gradients:
         self.scale = scale
         self.settle: Callable[[int], None] = self.wait
         self._sends = sends
+        # Told the layer whose sums are waited for in the middle of a forward.
+        self.on_wait: Optional[Callable[[int], None]] = None
         self._exchange = _C.exchange(
             backend,
             self.layers,
@@ -128,6 +130,11 @@ class Gradients:
     def idle(self) -> bool:
         """Whether nothing of the present step was sent yet."""
         return self._missing == len(self.slots)
+
+    @property
+    def coming_step(self) -> int:
+        """The step of the gradients that the next pass makes."""
+        return self._step if self.idle else self._step + 1
 
     @property
     def complete(self) -> bool:

@@ -187,6 +187,8 @@ class LateUpdates:
 
     def _update_layer(self, layer: int) -> None:
         indices = self._layer[layer]
+        if self._gradients.on_wait is not None:
+            self._gradients.on_wait(layer)
         try:
             self._gradients.wait_for(indices)
         except BaseException:
