@@ -74,15 +74,21 @@ std::vector<Call> calls_of(const trace::Process& process) {
 Found match(const std::map<uint32_t, Step>& steps, const std::vector<Call>& calls) {
   Found found;
   auto call = calls.begin();
-  for (const auto& [iteration, step] : steps)
-    for (const auto& [number, bucket] : step) {
+  for (auto step = steps.begin(); step != steps.end(); ++step) {
+    // What begins later is of the next iteration.
+    int64_t until = INT64_MAX;
+    if (auto next = std::next(step); next != steps.end())
+      for (const auto& [number, bucket] : next->second) until = std::min(until, bucket.ready_ns);
+    for (const auto& [number, bucket] : step->second) {
       auto at = std::find_if(call, calls.end(), [&, wanted = &bucket](const Call& one) {
-        return one.start_ns >= wanted->ready_ns && one.bytes == wanted->bytes;
+        return one.start_ns >= wanted->ready_ns && one.start_ns < until &&
+               one.bytes == wanted->bytes;
       });
       if (at == calls.end()) break;
-      found[{iteration, number}] = at->number;
+      found[{step->first, number}] = at->number;
       call = std::next(at);
     }
+  }
   return found;
 }
 
