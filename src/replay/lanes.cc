@@ -88,9 +88,10 @@ void Simulator::take(uint32_t r, const Dispatcher::HandOver& what) {
   auto operation = static_cast<uint32_t>(what.chunk.operation);
   auto bytes = static_cast<uint32_t>(what.chunk.bytes + cost::kHeaderBytes);
   ++lane.filling;
-  if (network_.copy_ns_per_byte <= 0 ||
-      worked(host, host.thread, network_.copy_ns_per_byte * bytes, {What::hands, 0, index, bytes}))
-    hands(index, bytes);
+  const bool there =
+      network_.copy_ns_per_byte <= 0 ||
+      worked(host, host.thread, network_.copy_ns_per_byte * bytes, {What::hands, 0, index, bytes});
+  if (there && hands(index, bytes)) --lane.filling;
   if (lane.chunks.empty()) lane.head_left = bytes;
   // One that goes again may be of an operation that has ended here.
   const std::optional<schedule::Steps>& steps = host.running[operation].steps;
@@ -107,12 +108,11 @@ void Simulator::take(uint32_t r, const Dispatcher::HandOver& what) {
     lane.rest = chunk;
 }
 
-void Simulator::hands(uint32_t index, uint32_t bytes) {
+bool Simulator::hands(uint32_t index, uint32_t bytes) {
   const Host& host = hosts_[lanes_[index].from];
-  if (worked(host, server_of(host, lanes_[index]),
-             network_.send_ns_per_chunk + network_.send_ns_per_byte * bytes,
-             {What::filled, 0, index}))
-    --lanes_[index].filling;
+  return worked(host, server_of(host, lanes_[index]),
+                network_.send_ns_per_chunk + network_.send_ns_per_byte * bytes,
+                {What::filled, 0, index});
 }
 
 void Simulator::filled(uint32_t index) {

@@ -513,6 +513,26 @@ TEST(Replay, workers_share_what_one_thread_had_to_do) {
   EXPECT_LT(predicted(without, question).iteration_ns - kCompute, threads);
 }
 
+// What a chunk costs may be unknown where what copying costs was measured.
+TEST(Replay, workers_whose_chunks_cost_nothing_go_on_after_a_copy) {
+  plan::Plan plan = preset("ddp");
+  plan.bucket_rule = {mib(64), mib(64), true};
+  plan.lanes = 4;
+  cost::Costs costs = costs_of_slow_processor();
+  costs.cpu_ns_per_byte = testing::exactly(0);
+  costs.cpu_ns_per_chunk.reset();
+  Replayer replayer = replayer_of(under(plan), costs);
+  Question question;
+  question.plan = plan;
+  const double alone = predicted(replayer, question).iteration_ns;
+  for (auto worker : {plan::LaneWorker::thread, plan::LaneWorker::process})
+    for (uint32_t workers : {2u, 4u}) {
+      question.plan->lane_worker = worker;
+      question.plan->lane_workers = workers;
+      EXPECT_GE(predicted(replayer, question).iteration_ns, alone);
+    }
+}
+
 TEST(Replay, workers_do_not_make_processors) {
   plan::Plan plan = preset("ddp");
   plan.bucket_rule = {mib(64), mib(64), true};

@@ -536,6 +536,13 @@ Result<Simulated> Replayer::Impl::simulated(const Question& question, const plan
   const bool as_recorded = !question.plan && !question.cluster.hosts;
   WEFT_TRY(bounded(work, layout, chosen, net, recording != nullptr, as_recorded ? nodes : 0));
   Simulated run = simulate(work, layout, chosen, net, recording);
+  // A time that nothing took is no answer.
+  for (const std::vector<int64_t>& starts : run.starts)
+    if (starts.size() < 2)
+      return error(Code::unsupported,
+                   "the replay of plan \"%s\" stood still before its first iteration was over, "
+                   "which is a fault of weft: please report it with the trace",
+                   sized.name.c_str());
   if (!work.folded()) return run;
   // Ranks that compute alike end alike.
   std::vector<std::vector<int64_t>> starts;

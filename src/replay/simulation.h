@@ -220,9 +220,7 @@ class Simulator {
   // What the engine does after each thing that happened to it.
   void turn(uint32_t r);
   void take(uint32_t r, const Dispatcher::HandOver& what);
-  // The lane's server puts bytes there.
-  void fill(Host& host, uint32_t index, double ns);
-  void hands(uint32_t index, uint32_t bytes);
+  bool hands(uint32_t index, uint32_t bytes);
   void filled(uint32_t index);
   // The socket takes segments while less than its limit is unsent. True when it has taken the whole
   // chunk.

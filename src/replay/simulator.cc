@@ -80,7 +80,9 @@ void Simulator::handle(const Event& event) {
     case What::begin: return begin(r, event.a);
     case What::ended: return ended(event.a);
     case What::turn: hosts_[r].turn_is_due = false; return turn(r);
-    case What::hands: return hands(event.a, event.b);
+    case What::hands:
+      if (hands(event.a, event.b)) filled(event.a);
+      return;
     case What::filled: return filled(event.a);
     case What::egress:
       if (event.at == hosts_[r].egress_at) {
