@@ -122,8 +122,8 @@ class Crowd(unittest.TestCase):
               f"{100 * (used[True] / used[False] - 1):+.1f} % of the ranks' processor time")
         spread = statistics.quantiles(alone, n=4)
         if spread[2] > 1.3 * spread[0]:
-            print("the machine is not quiet enough to judge that")
-            return
+            print("not judged: the machine was not quiet enough")
+            self.skipTest("the machine was not quiet enough to judge how much slower it is")
         self.assertLessEqual(slower(), MOST)
 
 
