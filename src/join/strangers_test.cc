@@ -417,7 +417,7 @@ TEST(Strangers, wait_while_there_are_no_descriptors) {
     Fd spare(::dup(0));
     rlimit limit{};
     getrlimit(RLIMIT_NOFILE, &limit);
-    limit.rlim_cur = static_cast<rlim_t>(spare.get() + 1);
+    limit.rlim_cur = static_cast<rlim_t>(spare.get()) + 1;
     setrlimit(RLIMIT_NOFILE, &limit);
     auto turn_for = [&](double seconds) {
       int turns = 0;

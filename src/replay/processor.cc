@@ -24,7 +24,7 @@ uint32_t Processor::add_instead_of(uint32_t thread) {
 
 void Processor::submit(uint32_t thread, double ns, Then then, int64_t now) {
   advance(now);
-  run(static_cast<double>(now) - now_);
+  run(passed_);
   Thread& own = threads_[thread];
   const bool slept = !runs(own);
   const bool first = own.queue.empty();
@@ -42,7 +42,7 @@ void Processor::submit(uint32_t thread, double ns, Then then, int64_t now) {
 
 void Processor::spin(uint32_t thread, bool spins, int64_t now) {
   advance(now);
-  run(static_cast<double>(now) - now_);
+  run(passed_);
   Thread& own = threads_[thread];
   const bool slept = !runs(own);
   own.spins = spins;
@@ -51,17 +51,17 @@ void Processor::spin(uint32_t thread, bool spins, int64_t now) {
 }
 
 void Processor::advance(int64_t now) {
-  const auto end = static_cast<double>(now);
-  while (now_ + change_ <= end + kDone) {
-    run(std::min(change_, std::max(0.0, end - now_)));
+  passed_ += static_cast<double>(now - looked_);
+  looked_ = now;
+  while (change_ <= passed_ + kDone) {
+    run(std::min(change_, std::max(0.0, passed_)));
     settle();
   }
-  looked_ = now;
 }
 
 void Processor::enter(uint32_t thread) {
   Thread& own = threads_[thread];
-  const double credit = std::min(most_credit_, own.credit + now_ - own.slept_since);
+  const double credit = std::min(most_credit_, own.credit + settled_at() - own.slept_since);
   runnable_.push_back({thread, own.queue.empty() ? kNoChange : own.queue.front().ns, credit, 0});
   take_seat(runnable_.back(), 1);
 }
@@ -77,7 +77,7 @@ void Processor::take_seat(const Running& one, uint32_t change) {
 }
 
 void Processor::run(double ns) {
-  now_ += ns;
+  passed_ -= ns;
   for (Running& one : runnable_) {
     const double done = ns * one.rate;
     one.left -= done;
@@ -110,7 +110,7 @@ void Processor::settle() {
     }
     take_seat(one, ~0u);
     own.credit = one.credit;
-    own.slept_since = now_;
+    own.slept_since = settled_at();
     runnable_.erase(runnable_.begin() + static_cast<ptrdiff_t>(i));
   }
   share();
@@ -156,8 +156,10 @@ int64_t Processor::next_at() {
     for (Running& one : runnable_) ns = std::min(ns, until_heard(one));
   }
   if (std::isinf(ns)) return kNever;
+  ns = std::ceil(ns - passed_ - kDone);
+  if (ns >= static_cast<double>(kNever - looked_)) return kNever;
   // What was over when it was looked at has happened, so time goes on.
-  return std::max(static_cast<int64_t>(std::ceil(now_ + ns - kDone)), looked_ + 1);
+  return looked_ + std::max(static_cast<int64_t>(ns), int64_t{1});
 }
 
 }  // namespace weft::replay

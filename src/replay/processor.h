@@ -56,7 +56,7 @@ class Processor {
     schedule::Fifo<Piece> queue;
     uint32_t heard = 0;  // pieces in it after which something happens
   };
-  // A thread that can run, as it was at now_.
+  // A thread that can run, as it was at settled_at().
   struct Running {
     uint32_t thread;
     double left;  // of its first piece; infinite: it spins
@@ -78,6 +78,7 @@ class Processor {
   void settle();
   void share();
   double until_heard(Running& one);
+  double settled_at() const { return static_cast<double>(looked_) - passed_; }
 
   double cores_;
   double most_credit_;
@@ -87,9 +88,11 @@ class Processor {
   std::vector<Running> runnable_;  // in the order in which they woke
   bool crowded_ = false;           // not all of these have a core
   schedule::Fifo<Then> happened_;
-  double now_ = 0;             // when anything changed last
-  double change_ = kNoChange;  // from then until a piece ends, or a credit
-  int64_t looked_ = 0;         // the last advance()
+  int64_t looked_ = 0;  // the last advance()
+  // What has passed by then since anything changed. A difference, because where a double holds a
+  // time of years it has no room for shares of a nanosecond.
+  double passed_ = 0;
+  double change_ = kNoChange;  // from that change until a piece ends, or a credit
 
   static constexpr double kNoChange = std::numeric_limits<double>::infinity();
 };

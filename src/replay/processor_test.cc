@@ -76,6 +76,19 @@ TEST(Processor, two_threads_have_half_a_core_each) {
   EXPECT_THAT(machine.run_until(100), ElementsAre(Done{20, 1}, Done{20, 2}));
 }
 
+TEST(Processor, time_goes_on_however_late_it_is) {
+  const int64_t late = int64_t{1} << 60;
+  Machine machine(2);
+  uint32_t a = machine.thread(), b = machine.thread(), c = machine.thread();
+  EXPECT_THAT(machine.run_until(late), IsEmpty());
+  for (uint32_t thread : {a, b, c}) machine.give(thread, 10, thread + 1);
+  EXPECT_THAT(machine.run_until(late + 100),
+              ElementsAre(Done{late + 15, 1}, Done{late + 15, 2}, Done{late + 15, 3}));
+  machine.give(a, 1e19, 4);
+  machine.give(a, 1e19, 5);
+  EXPECT_THAT(machine.run_until(kNever - 1), IsEmpty());
+}
+
 TEST(Processor, three_threads_on_two_cores_have_two_thirds) {
   Machine machine(2);
   for (uint32_t what : {1, 2, 3}) machine.give(machine.thread(), what < 3 ? 20 : 30, what);
