@@ -233,7 +233,7 @@ TEST_P(LaneWorkersOf, have_no_memory_of_a_lane_that_was_halted) {
     options.program = own_program();
     auto workers =
         LaneWorkers::start(options, net::kernel_network(), *world, lender, monotonic_clock(),
-                           [](uint32_t, Error error) { FAIL() << error.message(); });
+                           [](uint32_t, const Error& error) { FAIL() << error.message(); });
     ASSERT_TRUE(workers);
     auto [one, two] = tcp_pair();
     auto in = (*workers)->serve(Role::in, net::adopt(std::move(two)), 0, 0, 100000);

@@ -25,7 +25,7 @@ void with_descriptors(int spare, const std::function<std::string()>& body,
     ::close(next);
     rlimit limit{};
     getrlimit(RLIMIT_NOFILE, &limit);
-    limit.rlim_cur = static_cast<rlim_t>(next + spare);
+    limit.rlim_cur = static_cast<rlim_t>(next) + static_cast<rlim_t>(spare);
     setrlimit(RLIMIT_NOFILE, &limit);
     std::string wrong = body();
     if (!wrong.empty()) std::fprintf(stderr, "%s\n", wrong.c_str());

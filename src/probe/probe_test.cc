@@ -12,7 +12,7 @@ namespace weft::probe {
 namespace {
 
 using testing::HasSubstr;
-using namespace join;  // its test support
+using namespace join;  // NOLINT(google-build-using-namespace): its test support
 
 // ---- probe -------------------------------------------------------------------------------
 

@@ -379,7 +379,7 @@ TEST(Fold, a_thousand_hosts_have_an_answer) {
 }
 
 TEST(Fold, what_does_not_fold_is_refused_with_what_would) {
-  auto refusal = [](const char* algorithm, Question question) {
+  auto refusal = [](const char* algorithm, const Question& question) {
     auto answer =
         replayer_of(job_under(algorithm), testing::costs_of_capped_link()).predict(question);
     EXPECT_FALSE(answer.ok());

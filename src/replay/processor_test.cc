@@ -208,8 +208,7 @@ TEST(Processor, a_full_processor_does_what_its_cores_can) {
       const auto ns = static_cast<double>(rng.below(100));
       work += ns;
       machine.give(threads[rng.below(threads.size())], ns, 1);
-      heard +=
-          static_cast<uint32_t>(machine.run_until(static_cast<int64_t>(20 * (given + 1))).size());
+      heard += static_cast<uint32_t>(machine.run_until(int64_t{20} * (given + 1)).size());
     }
     // The burners alone last longer than all that came, so until they end every core is busy.
     const auto least = static_cast<int64_t>(work / cores);

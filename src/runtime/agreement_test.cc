@@ -11,8 +11,7 @@
 namespace weft::runtime {
 namespace {
 
-using namespace testing_support;
-using testing::HasSubstr;
+using namespace testing_support;  // NOLINT(google-build-using-namespace): this module's own
 using Json = nlohmann::json;
 
 constexpr uint64_t kSteps = 4;

@@ -9,7 +9,7 @@
 namespace weft::runtime {
 namespace {
 
-using namespace simulated;
+using namespace simulated;  // NOLINT(google-build-using-namespace): this module's own
 
 class FailingFiles : public testing::Test {
  protected:

@@ -217,8 +217,8 @@ Group::Impl::~Impl() {
     // The thread is not here, and locks may be held by others that are not: nothing is touched.
     if (thread.joinable()) thread.detach();
     static_cast<void>(engine.release());
-    static_cast<void>(new std::map(std::move(branches)));
-    static_cast<void>(new join::Mesh(std::move(mesh)));
+    static_cast<void>(new (std::nothrow) std::map(std::move(branches)));
+    static_cast<void>(new (std::nothrow) join::Mesh(std::move(mesh)));
     return;
   }
   {

@@ -74,7 +74,7 @@ void operator delete[](void* memory, std::align_val_t, const std::nothrow_t&) no
 namespace weft::runtime {
 namespace {
 
-using namespace simulated;
+using namespace simulated;  // NOLINT(google-build-using-namespace): this module's own
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 constexpr uint64_t kRuns = 15;  // sanitizers watch every switch of stacks
@@ -263,7 +263,7 @@ Called call_everything(uint64_t at) {
       // Twice, so that a list of them has to grow.
       for (int twice = 0; twice < 2; ++twice) {
         out.started += rank == 1 ? 1 : 0;
-        work->then([&out, rank](Result<void>) { out.told += rank == 1 ? 1 : 0; });
+        work->then([&out, rank](const Result<void>&) { out.told += rank == 1 ? 1 : 0; });
       }
       for (int looks = 0; looks < 100 && !work->test();) ++looks;
       ok = work->wait().ok();

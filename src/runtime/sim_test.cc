@@ -11,7 +11,7 @@
 namespace weft::runtime {
 namespace {
 
-using namespace simulated;
+using namespace simulated;  // NOLINT(google-build-using-namespace): this module's own
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 constexpr uint64_t kSeeds = 100;  // sanitizers watch every switch of stacks

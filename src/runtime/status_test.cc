@@ -12,7 +12,7 @@ namespace weft::runtime {
 namespace {
 
 using Json = nlohmann::ordered_json;
-using namespace testing_support;
+using namespace testing_support;  // NOLINT(google-build-using-namespace): this module's own
 
 Json rank_with(uint32_t rank, size_t lanes) {
   Json out = {{"rank", rank}, {"host", "node"}, {"operations", Json::array()}};

@@ -144,7 +144,7 @@ TEST(Callback, may_start_an_operation_and_may_not_wait) {
     call.sends = false;
     WEFT_ASSIGN(Work work, group.start(call));
     // Nothing has come yet, so it is called by whoever drives.
-    work.then([&](Result<void> outcome) {
+    work.then([&](const Result<void>& outcome) {
       EXPECT_TRUE(outcome);
       auto waited = group.barrier();
       refused = waited ? "nothing" : waited.error().message();
@@ -153,7 +153,7 @@ TEST(Callback, may_start_an_operation_and_may_not_wait) {
       next.count = second.size();
       auto started = group.start(next);
       EXPECT_TRUE(started);
-      if (started) started->then([&](Result<void> end) { done = end.ok(); });
+      if (started) started->then([&](const Result<void>& end) { done = end.ok(); });
     });
     both_listen.arrive_and_wait();
     float word = 1;

@@ -39,7 +39,7 @@ class ProfileTest : public ::testing::Test {
   ~ProfileTest() override { std::filesystem::remove_all(folder_); }
 
   std::string file(const std::string& content) {
-    const std::string path = (folder_ / std::to_string(files_++)).string();
+    std::string path = (folder_ / std::to_string(files_++)).string();
     EXPECT_TRUE(write_file(path, content));
     return path;
   }

@@ -126,7 +126,7 @@ class Server final : public ChunkHandler, net::Reactor::Handler {
     net::Socket& served = **socket;
     auto lane = std::make_unique<Lane>(
         command.role, *reactor_, std::move(*socket), nullptr, command.lane, *this, clock_,
-        command.unsent_limit, [this](uint32_t index, Error error) { broke(index, error); });
+        command.unsent_limit, [this](uint32_t index, const Error& error) { broke(index, error); });
     lanes_[command.lane] = std::move(lane);
     // Only now: what runs out of memory before has closed it without a word.
     connections_.serves(command.lane, served);

@@ -280,7 +280,7 @@ void Worker::ended() {
 
 // It serves nothing any more. Its connections end now, so that the other ranks see it and lanes are
 // opened anew; what it may still do concerns only its own copies.
-void Worker::retire(Error why) {
+void Worker::retire(const Error& why) {
   if (std::exchange(dead_, true)) return;
   WEFT_LOG(lane, warn, "%s; its lanes are opened again without it", why.message().c_str());
   reactor_.remove(*side_->bell_out);

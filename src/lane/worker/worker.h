@@ -76,7 +76,7 @@ class Worker final : public net::Reactor::Handler {
   void pass_on();
   void wake();
   void ended();
-  void retire(Error why);
+  void retire(const Error& why);
   void end_process();
 
   Listener& listener_;
