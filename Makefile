@@ -33,6 +33,8 @@ test-all: ## everything: slow tests, sanitizers, clang, fuzzing, check
 
 bench: build ## measure weft beside its peers and the limits of the machine
 	@tools/setup bench
+	@cmake --preset release -DWEFT_PYTHON=$(TORCH_PYTHON) > /dev/null
+	@cmake --build build -j$(JOBS) --target weft_python
 	@tools/bench
 
 attacks: build-all ## attack weft in every way we know, and write docs/attacks.md
