@@ -24,6 +24,11 @@ namespace weft::analysis {
 // them what an exchange would have recorded, and of the buckets the plan in force. Says what it
 // did; nothing where there is nothing to do.
 std::vector<std::string> adopt_called_sums(trace::Trace& trace);
+// Whether that was so: then the framework cuts and orders gradients itself, and of a plan it obeys
+// lanes, chunks, workers and algorithms.
+bool framework_cuts(const trace::Trace& trace);
+// The passes of the search that change the rest.
+const std::vector<std::string>& passes_of_an_exchange();
 // Puts all processes on one clock. A predicted trace has one clock, and is not touched.
 Result<align::Alignment> put_on_one_clock(trace::Trace& trace);
 

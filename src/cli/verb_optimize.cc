@@ -122,6 +122,11 @@ Outcome run(const Options& options) {
   const trace::Environment& environment = analysis->recorded.environment();
   std::vector<std::string> remarks = analysis->recorded.remarks;
   remarks.insert(remarks.end(), found->remarks.begin(), found->remarks.end());
+  if (analysis::framework_cuts(analysis->recorded.trace))
+    remarks.emplace_back(
+        "the framework keeps its own buckets: of a plan it obeys lanes, chunks, workers and "
+        "algorithms, and the rest only where weft.torch.attach(model, optimizer) carries the "
+        "gradients");
   if (options.json)
     print_json(as_json(options, environment, *found, remarks));
   else
