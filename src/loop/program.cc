@@ -72,12 +72,13 @@ Run measured(const analysis::Analysis& of, Nanos took) {
   return {of.recorded.iteration_ms(), graph.iterations.size() - graph.first_counted(), took};
 }
 
-Result<void> check_length(const Run& run) {
-  if (run.iterations >= kLeastIterations) return {};
+Result<void> check_length(const graph::Graph& graph) {
+  const size_t all = graph.iterations.size();
+  if (all >= trace::kWarmUpIterations + kLeastIterations) return {};
   return error(Code::invalid_argument,
-               "only %zu iterations of the program can be compared, without the first ones, which "
-               "warm up: let it train for more steps, 10 or better 20",
-               run.iterations);
+               "the program did %zu iterations that can be compared, of which the first %u warm "
+               "up: let it train for more steps, 10 or better 20",
+               all, trace::kWarmUpIterations);
 }
 
 // What a plan would do that the framework also took its buckets from.
@@ -135,7 +136,7 @@ Result<ProgramOutcome> run_program(const ProgramOptions& options, const Say& pro
   say("reading, aligning and replaying what was recorded");
   WEFT_ASSIGN(analysis::Analysis before, analysis::analyze(out.paths.before));
   out.before = measured(before, first);
-  WEFT_TRY(check_length(out.before));
+  WEFT_TRY(check_length(before.recorded.graph));
   out.ranks = before.recorded.graph.ranks;
   out.plan_before = before.replayer.recorded_plan();
   out.framework_cuts = analysis::framework_cuts(before.recorded.trace);

@@ -99,7 +99,7 @@ class Loop(unittest.TestCase):
             with open(answer["paths"]["report"]) as file:
                 page = file.read()
             for module in "words", "layers.layers.3.linear2", "head":
-                self.assertIn(f'"{module}"', page)
+                self.assertTrue(f">{module}<" in page, module)
             shown = subprocess.run([WEFT, "show", answer["paths"]["after"], "--by", "layer"],
                                    capture_output=True, text=True, timeout=60)
             self.assertEqual(shown.returncode, 0, shown.stderr)
