@@ -184,9 +184,9 @@ void bind_exchange(py::module& module) {
            wrap_pybind_function_no_gil([](const ExchangeHandle& exchange, const std::string& words,
                                           const std::optional<std::string>& refusal) {
              exchange.job->use_sums([&](Sums& sums) {
-               sums.change_plan(refusal ? weft::error(weft::Code::invalid_argument, "%s",
-                                                      refusal->c_str())
-                                        : plan_of(words));
+               sums.change_plan(
+                   refusal ? weft::error(weft::Code::invalid_argument, "%s", refusal->c_str())
+                           : plan_of(words));
              });
            }),
            py::arg("words"), py::arg("refusal") = std::nullopt)
