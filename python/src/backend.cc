@@ -145,7 +145,8 @@ WorkPtr ProcessGroupWeft::broadcast(Tensors& tensors, const c10d::BroadcastOptio
   call.count = size_of(memory) * elements.each;
   call.type = elements.type;
   call.root = static_cast<uint32_t>(options.rootRank);
-  if (options.rootRank != rank_) task.finish = [memory, to = tensors] { distribute(memory, to); };
+  if (options.rootRank != rank_)
+    task.finish = [memory, to = tensors] { distribute(memory.view(-1), to); };
   return start(std::move(task));
 }
 
