@@ -79,7 +79,25 @@ class Transformer(torch.nn.Module):
         return words[:-1], words[1:]
 
 
-MODELS = {"convolutional": Convolutional, "transformer": Transformer}
+class Perceptron(torch.nn.Module):
+    """Six wide layers, 25 million parameters: much to send, and little to compute."""
+
+    def __init__(self, width=2048, layers=6):
+        super().__init__()
+        self.hidden = torch.nn.ModuleList(torch.nn.Linear(width, width) for _ in range(layers))
+        self.head = torch.nn.Linear(width, 10)
+
+    def forward(self, values):
+        for layer in self.hidden:
+            values = torch.relu(layer(values))
+        return self.head(values)
+
+    @staticmethod
+    def sample(chance):
+        return torch.randn(2048, generator=chance), int(torch.randint(10, (), generator=chance))
+
+
+MODELS = {"convolutional": Convolutional, "transformer": Transformer, "perceptron": Perceptron}
 
 
 class Samples(torch.utils.data.Dataset):
@@ -115,18 +133,7 @@ def options():
     return parser.parse_args()
 
 
-def main():
-    given = options()
-    torch.set_num_threads(given.threads)
-    dist.init_process_group(given.backend)
-    rank = dist.get_rank()
-    torch.manual_seed(1)
-    model = DistributedDataParallel(MODELS[given.model]())
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
-    if given.backend == "weft" and not given.ddp:
-        import weft.torch
-
-        weft.torch.attach(model, optimizer)
+def train(given, rank, model, optimizer):
     samples = Samples(MODELS[given.model], given.steps * given.batch, rank)
     times = []
     for inputs, targets in torch.utils.data.DataLoader(samples, given.batch):
@@ -136,6 +143,20 @@ def main():
     times.sort()
     print(f"rank {rank}: {given.steps} steps, {1e3 * times[len(times) // 2]:.1f} ms in the median, "
           f"loss {loss.item():.4f}", flush=True)
+
+
+def main():
+    given = options()
+    torch.set_num_threads(given.threads)
+    dist.init_process_group(given.backend)
+    torch.manual_seed(1)
+    model = DistributedDataParallel(MODELS[given.model]())
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    if given.backend == "weft" and not given.ddp:
+        import weft.torch
+
+        weft.torch.attach(model, optimizer)
+    train(given, dist.get_rank(), model, optimizer)
     dist.destroy_process_group()
 
 

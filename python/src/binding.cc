@@ -153,9 +153,13 @@ using PlanSays = std::pair<std::string, std::string>;
 PlanSays says(const weft::plan::Plan& plan) { return {plan.name, weft::plan::hash(plan)}; }
 
 // `words`: a document, a file or a preset.
-PlanSays read_plan(const std::string& words) {
+weft::Result<weft::plan::Plan> plan_of(const std::string& words) {
   bool document = words.find('{') != std::string::npos;
-  auto plan = document ? weft::plan::parse(words) : weft::plan::load(words);
+  return document ? weft::plan::parse(words) : weft::plan::load(words);
+}
+
+PlanSays read_plan(const std::string& words) {
+  auto plan = plan_of(words);
   TORCH_CHECK_VALUE(plan.ok(), "weft: plan: ", plan.ok() ? "" : plan.error().message());
   return says(*plan);
 }
@@ -173,6 +177,19 @@ void bind_exchange(py::module& module) {
       .def("buckets", wrap_pybind_function([](const ExchangeHandle& exchange) {
              return exchange.of([](Sums& sums) { return sums.buckets(); });
            }))
+      .def("plan", wrap_pybind_function([](const ExchangeHandle& exchange) {
+             return exchange.of([](Sums& sums) { return says(sums.plan()); });
+           }))
+      .def("change_plan",
+           wrap_pybind_function_no_gil([](const ExchangeHandle& exchange, const std::string& words,
+                                          const std::optional<std::string>& refusal) {
+             exchange.job->use_sums([&](Sums& sums) {
+               sums.change_plan(
+                   refusal ? weft::error(weft::Code::invalid_argument, "%s", refusal->c_str())
+                           : plan_of(words));
+             });
+           }),
+           py::arg("words"), py::arg("refusal") = std::nullopt)
       .def("next_step", wrap_pybind_function([](const ExchangeHandle& exchange) {
              return exchange.of([](Sums& sums) { return sums.next_step(); });
            }))

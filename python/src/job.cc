@@ -290,6 +290,11 @@ void Job::exchange(const Gradients& gradients, const std::vector<at::Tensor>& pa
                     "again for another");
 }
 
+plan::Plan Job::plan() {
+  std::shared_lock lock(gate_);
+  return sums_ && job_ ? sums_->plan() : plan_;
+}
+
 void Job::use_sums(const std::function<void(Sums&)>& use) {
   std::shared_lock lock(gate_);
   use(*sums_);

@@ -52,7 +52,7 @@ class Job {
   // Calls `use` with it, also when the job was closed.
   void use_sums(const std::function<void(Sums&)>& use);
   bool has_exactly(const std::vector<int64_t>& global) const { return global_ == global; }
-  const plan::Plan& plan() const { return plan_; }
+  plan::Plan plan();  // in force
 
   // Why nothing can be done any more, if so.
   std::optional<Error> failure();

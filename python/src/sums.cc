@@ -47,8 +47,29 @@ Sums::Sums(api::Job& job, Gradients gradients, const std::vector<at::Tensor>& pa
   auto made = job.exchange(std::move(tensors));
   if (!made) raise(made.error());
   exchange_ = std::move(*made);
+  look_at_plan();
+}
+
+void Sums::look_at_plan() {
   by_tensor_ = exchange_->barrier() == plan::Barrier::tensor;
   buckets_ = exchange_->buckets();
+}
+
+plan::Plan Sums::plan() const {
+  if (ended_) raise(*ended_);
+  return exchange_->plan();
+}
+
+void Sums::change_plan(Result<plan::Plan> plan) {
+  if (ended_) raise(*ended_);
+  if (auto done = exchange_->change_plan(std::move(plan)); !done) {
+    const Code code = done.error().code();
+    const bool refused =
+        code == Code::invalid_argument || code == Code::not_found || code == Code::unsupported;
+    TORCH_CHECK_VALUE(!refused, "weft: ", done.error().message());
+    raise(done.error());
+  }
+  look_at_plan();
 }
 
 void Sums::place(const std::vector<at::Tensor>& parameters) {

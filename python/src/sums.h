@@ -41,6 +41,10 @@ class Sums {
   std::vector<at::Tensor> slots() const;
   bool by_tensor() const { return by_tensor_; }  // the plan's barrier
   size_t buckets() const { return buckets_; }
+  plan::Plan plan() const;  // in force
+  // All ranks call it between the same steps; an error says why this rank has no plan. Raises on
+  // all ranks, where all then go on as before, if one of them cannot take it.
+  void change_plan(Result<plan::Plan> plan);
   // The step that is next for all tensors. Raises if one was left in the middle.
   uint64_t next_step() const;
   bool in_the_middle() const;  // of a step, which the others cannot end without this rank
@@ -56,6 +60,7 @@ class Sums {
 
  private:
   void place(const std::vector<at::Tensor>& parameters);
+  void look_at_plan();
 
   const Gradients gradients_;
   at::Tensor memory_;

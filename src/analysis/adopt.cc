@@ -12,6 +12,7 @@ using trace::Event;
 using trace::Kind;
 using trace::kNone;
 
+constexpr const char* kAdopted = "called_sums_adopted";  // the key of a note
 constexpr uint32_t kCalled = 1u << 31;  // operations from here on stand in no common order
 
 // A bucket of one iteration, as one rank saw it.
@@ -197,11 +198,26 @@ std::vector<std::string> adopt_called_sums(trace::Trace& trace) {
     environment.plan_name = plan->name;
     environment.plan_hash = plan::hash(*plan);
     environment.plan_text = plan::canonical(*plan);
+    trace.processes[p].notes.push_back({0, kAdopted, std::to_string(by_call.size())});
   }
   return {
       text("gradients went by all-reduces that the framework called, one a bucket, %zu in an "
            "iteration, from iteration %u on: this is taken for the plan in force",
            plan->buckets.size(), *iterations.begin())};
+}
+
+bool framework_cuts(const trace::Trace& trace) {
+  return std::any_of(
+      trace.processes.begin(), trace.processes.end(), [](const trace::Process& process) {
+        return std::any_of(process.notes.begin(), process.notes.end(),
+                           [](const trace::Note& note) { return note.key == kAdopted; });
+      });
+}
+
+const std::vector<std::string>& passes_of_an_exchange() {
+  static const std::vector<std::string> passes = {"order",     "barrier", "bucket",
+                                                  "partition", "credit",  "boundaries"};
+  return passes;
 }
 
 }  // namespace weft::analysis

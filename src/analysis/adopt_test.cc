@@ -135,6 +135,7 @@ TEST(Adopt, SumsThatAFrameworkCalledBecomeThoseOfItsBuckets) {
 TEST(Adopt, TheGraphOfSuchARunKnowsWhatEachWaitedFor) {
   auto understood = understand(Called().trace);
   ASSERT_TRUE(understood.ok()) << understood.error().message();
+  EXPECT_TRUE(framework_cuts(understood->trace));
   const graph::Graph& graph = understood->graph;
   EXPECT_EQ(graph.operations.size(), 6u);
   EXPECT_EQ(graph.iterations.size(), 3u);
@@ -183,6 +184,7 @@ TEST(Adopt, ARunWithAnExchangeOrWithoutBucketsStaysAsItIs) {
   for (Called* run : {&exchange, &unknown}) {
     const trace::Trace before = run->trace;
     EXPECT_THAT(adopt_called_sums(run->trace), IsEmpty());
+    EXPECT_FALSE(framework_cuts(run->trace));
     for (size_t p = 0; p < 2; ++p)
       EXPECT_EQ(run->trace.processes[p].events, before.processes[p].events);
   }
@@ -194,6 +196,12 @@ TEST(Adopt, BucketsThatNobodySummedAreSaid) {
     std::erase_if(process.events,
                   [](const Event& event) { return event.operation != trace::kNone; });
   EXPECT_THAT(adopt_called_sums(run.trace), ElementsAre(HasSubstr("how they travelled")));
+}
+
+TEST(Adopt, ThePassesThatAreLeftToTheFrameworkAreOnesOfTheSearch) {
+  const std::vector<std::string>& all = optimize::pass_names();
+  for (const std::string& pass : passes_of_an_exchange())
+    EXPECT_NE(std::find(all.begin(), all.end(), pass), all.end()) << pass;
 }
 
 }  // namespace

@@ -24,6 +24,26 @@ namespace weft::analysis {
 // them what an exchange would have recorded, and of the buckets the plan in force. Says what it
 // did; nothing where there is nothing to do.
 std::vector<std::string> adopt_called_sums(trace::Trace& trace);
+// Whether that was so: then the framework cuts and orders gradients itself, and of a plan it obeys
+// lanes, chunks, workers and algorithms.
+bool framework_cuts(const trace::Trace& trace);
+// The passes of the search that change the rest.
+const std::vector<std::string>& passes_of_an_exchange();
+// A plan of a run, and the steps that it was in force for.
+struct PlanInForce {
+  std::string name, hash, text;
+  uint32_t first = 0;
+  std::optional<uint32_t> end;  // the first step that is not of it
+  bool holds(uint32_t step) const;
+  std::string steps() const;  // "steps 4 to 7"
+};
+// In their order; a run that never changed its plan has one. Fails with corrupt when ranks changed
+// to different plans.
+Result<std::vector<PlanInForce>> plans_of(const trace::Trace& trace);
+// Keeps the steps of one plan, as if the run had had no other: the one of this name or hash, or if
+// that is empty the last that moved gradients. Says which, where there were several. Fails with
+// not_found when none has that name.
+Result<std::vector<std::string>> keep_one_plan(trace::Trace& trace, const std::string& which = "");
 // Puts all processes on one clock. A predicted trace has one clock, and is not touched.
 Result<align::Alignment> put_on_one_clock(trace::Trace& trace);
 
@@ -39,9 +59,9 @@ struct Recorded {
   // One iteration in the target's milliseconds, on the rank that is slowest; those that count.
   Interval iteration_ms() const;
 };
-// Errors name the run, what it lacks, and what to do.
-Result<Recorded> understand(trace::Trace trace);
-Result<Recorded> understand(const std::string& run);
+// Errors name the run, what it lacks, and what to do. `under`: keep_one_plan().
+Result<Recorded> understand(trace::Trace trace, const std::string& under = "");
+Result<Recorded> understand(const std::string& run, const std::string& under = "");
 
 // The same, and what prediction needs. A run that moved no gradient is replayed as compute alone,
 // and its remarks say so.
@@ -51,7 +71,7 @@ struct Analysis {
   replay::Replayer replayer;
 };
 Result<Analysis> analyze(Recorded recorded);
-Result<Analysis> analyze(const std::string& run);
+Result<Analysis> analyze(const std::string& run, const std::string& under = "");
 
 // Writes every process of a trace into a folder, which must be absent or empty.
 Result<void> write_run(const trace::Trace& trace, const std::string& folder);

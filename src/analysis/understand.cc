@@ -71,10 +71,12 @@ Interval Recorded::iteration_ms() const {
   return median_of(times);
 }
 
-Result<Recorded> understand(trace::Trace trace) {
+Result<Recorded> understand(trace::Trace trace, const std::string& under) {
   Recorded out;
   out.trace = std::move(trace);
-  std::vector<std::string> inferred = trace::infer_iterations(out.trace);
+  WEFT_ASSIGN(std::vector<std::string> inferred, keep_one_plan(out.trace, under));
+  for (std::string& iterations : trace::infer_iterations(out.trace))
+    inferred.push_back(std::move(iterations));
   for (std::string& adopted : adopt_called_sums(out.trace)) inferred.push_back(std::move(adopted));
   WEFT_ASSIGN(out.alignment, put_on_one_clock(out.trace));
   WEFT_ASSIGN(out.graph, graph::build(out.trace));
@@ -93,7 +95,7 @@ Result<Recorded> understand(trace::Trace trace) {
   return out;
 }
 
-Result<Recorded> understand(const std::string& run) {
+Result<Recorded> understand(const std::string& run, const std::string& under) {
   WEFT_ASSIGN(trace::Trace trace, trace::read(run));
   // A file that was lost may be why a rank is missing: the reader knows more than the graph.
   std::string lost;
@@ -103,7 +105,7 @@ Result<Recorded> understand(const std::string& run) {
              (damage.details.empty() ? "" : ": " + damage.details.front());
   std::error_code ignored;
   bool one_file = trace.processes.size() == 1 && !fs::is_directory(run, ignored);
-  auto out = understand(std::move(trace));
+  auto out = understand(std::move(trace), under);
   if (out) return out;
   std::string message = out.error().message() + lost;
   if (one_file) message += "; name the folder of the run, not one file";
@@ -139,8 +141,8 @@ Result<Analysis> analyze(Recorded recorded) {
   return Analysis{std::move(recorded), std::move(costs), std::move(replayer)};
 }
 
-Result<Analysis> analyze(const std::string& run) {
-  WEFT_ASSIGN(Recorded recorded, understand(run));
+Result<Analysis> analyze(const std::string& run, const std::string& under) {
+  WEFT_ASSIGN(Recorded recorded, understand(run, under));
   auto out = analyze(std::move(recorded));
   if (!out) return std::move(out).error().in(run);
   return out;

@@ -266,6 +266,10 @@ WEFT_API weft_status weft_exchange_ready_without(weft_exchange* exchange, uint32
                                                  uint64_t step);
 WEFT_API weft_status weft_exchange_wait(weft_exchange* exchange, uint32_t tensor, uint64_t step);
 WEFT_API weft_status weft_exchange_wait_all(weft_exchange* exchange, uint64_t step);
+/* Another plan (a file or a preset) from the next step on. All ranks call it between the same two
+ * steps, when all sums of the step before have been waited for. What one rank cannot take, or what
+ * differs between them, is refused on all in the same words, and the plan before goes on. */
+WEFT_API weft_status weft_exchange_change_plan(weft_exchange* exchange, const char* plan);
 WEFT_API void weft_exchange_free(weft_exchange* exchange);
 
 /* ---- marks ------------------------------------------------------------------------------- */

@@ -128,6 +128,7 @@ TEST(Null, handles_are_refused_and_nothing_is_freed_twice) {
       weft_rebuild(nullptr, 0, 0, &group),
       weft_group_status(nullptr, &words),
       weft_exchange_ready_without(nullptr, 0, 0),
+      weft_exchange_change_plan(nullptr, "default"),
       weft_mark_layers(nullptr, nullptr, nullptr, 0),
       weft_mark_iteration(nullptr, 0),
       weft_mark_iteration_end(nullptr),
@@ -295,6 +296,26 @@ TEST_F(Alone, lists_of_tensors_are_checked_one_by_one) {
       << weft_last_error();
   EXPECT_EQ(weft_exchange_ready(exchange, 2, 0), WEFT_INVALID_ARGUMENT);
   EXPECT_EQ(weft_exchange_wait(exchange, 2, 0), WEFT_INVALID_ARGUMENT);
+  weft_exchange_free(exchange);
+}
+
+TEST_F(Alone, an_exchange_takes_another_plan_between_two_steps) {
+  float data[2] = {1, 2};
+  weft_exchange* exchange = nullptr;
+  const weft_tensor tensor = tensor_of("a", data, 2, 0);
+  ASSERT_EQ(weft_exchange_create(group_, &tensor, 1, &exchange), WEFT_OK) << weft_last_error();
+  for (uint64_t step = 0; step < 4; ++step) {
+    ASSERT_EQ(weft_exchange_ready(exchange, 0, step), WEFT_OK) << weft_last_error();
+    ASSERT_EQ(weft_exchange_wait(exchange, 0, step), WEFT_OK) << weft_last_error();
+    EXPECT_EQ(weft_exchange_change_plan(exchange, step % 2 == 0 ? "ddp" : "default"), WEFT_OK)
+        << weft_last_error();
+  }
+  EXPECT_EQ(weft_exchange_change_plan(exchange, nullptr), WEFT_INVALID_ARGUMENT);
+  EXPECT_THAT(weft_last_error(), HasSubstr("the plan is null; the plan before goes on"));
+  EXPECT_NE(weft_exchange_change_plan(exchange, "/no/such/plan.json"), WEFT_OK);
+  EXPECT_THAT(weft_last_error(), HasSubstr("the plan before goes on"));
+  EXPECT_EQ(weft_exchange_ready(exchange, 0, 4), WEFT_OK);
+  EXPECT_EQ(weft_exchange_wait(exchange, 0, 4), WEFT_OK);
   weft_exchange_free(exchange);
 }
 

@@ -96,4 +96,14 @@ weft_status weft_exchange_wait_all(weft_exchange* exchange, uint64_t step) {
   });
 }
 
+weft_status weft_exchange_change_plan(weft_exchange* exchange, const char* plan) {
+  return guarded([&]() -> Result<void> {
+    if (exchange == nullptr) return is_null("the exchange");
+    WEFT_TRY(may_wait());
+    // One that this rank cannot read is refused on all: the others wait for its word.
+    return exchange->exchange->change_plan(plan == nullptr ? Result<plan::Plan>(is_null("the plan"))
+                                                           : plan::load(plan));
+  });
+}
+
 void weft_exchange_free(weft_exchange* exchange) { delete exchange; }

@@ -1,5 +1,5 @@
-// Private to cli: what the verbs of analysis (align, replay, diagnose, optimize, diff, report)
-// share.
+// Private to cli: what the verbs of analysis (align, show, replay, diagnose, optimize, diff,
+// report) share.
 #pragma once
 
 #include <functional>
@@ -24,6 +24,10 @@ Result<replay::Cluster> cluster_of(const std::vector<std::string>& assignments, 
 inline constexpr const char* kAsLab =
     "As the run's lab would measure it, where all hosts share one machine's processors; otherwise "
     "as the cluster that it stands for";
+inline constexpr const char* kUnder =
+    "Where the plan changed during the run: take the steps under the plan of this name or hash; "
+    "the "
+    "last plan's if not given";
 // "recorded", or what was set: "link 10.00 Gb/s, 8 hosts".
 std::string describe(const replay::Cluster& cluster);
 

@@ -14,6 +14,7 @@ namespace {
 
 struct Options {
   std::string run;
+  std::string under;
   bool json = false;
 };
 
@@ -83,7 +84,7 @@ void print_layers(const trace::Environment& environment, const diagnose::Diagnos
 }
 
 Outcome run(const Options& options) {
-  auto analysis = analysis::analyze(options.run);
+  auto analysis = analysis::analyze(options.run, options.under);
   if (!analysis) return Outcome::bad_input(analysis.error());
   auto diagnosis = diagnose::diagnose(analysis->recorded.graph, analysis->replayer);
   if (!diagnosis) return Outcome::bad_input(std::move(diagnosis).error().in(options.run));
@@ -112,6 +113,7 @@ void add_diagnose(CLI::App& app, Context& context) {
       add_verb(app, "diagnose", "Says where the time went and what it would pay to fix.",
                "weft diagnose run7/");
   verb->add_option("RUN", options->run, "A run folder")->required();
+  verb->add_option("--under", options->under, kUnder);
   verb->add_flag("--json", options->json, "Print one JSON object, with every layer and tensor");
   on_call(*verb, context, [options] { return run(*options); });
 }

@@ -20,6 +20,7 @@ using Json = nlohmann::ordered_json;
 
 struct Options {
   std::string run;
+  std::string under;
   std::string output;
   std::string budget = "10s";
   uint64_t seed = 1;
@@ -109,7 +110,7 @@ Outcome run(const Options& options) {
   search.without = options.without;
   search.progress = narrator();
   WEFT_ASSIGN(search.cluster, cluster_of(options.set, options.as_lab));
-  auto analysis = analysis::analyze(options.run);
+  auto analysis = analysis::analyze(options.run, options.under);
   if (!analysis) return Outcome::bad_input(analysis.error());
   // A place that cannot be written to is told before the search, not after it.
   std::string folder = std::filesystem::path(options.output).parent_path();
@@ -122,6 +123,11 @@ Outcome run(const Options& options) {
   const trace::Environment& environment = analysis->recorded.environment();
   std::vector<std::string> remarks = analysis->recorded.remarks;
   remarks.insert(remarks.end(), found->remarks.begin(), found->remarks.end());
+  if (analysis::framework_cuts(analysis->recorded.trace))
+    remarks.emplace_back(
+        "the framework keeps its own buckets: of a plan it obeys lanes, chunks, workers and "
+        "algorithms, and the rest only where weft.torch.attach(model, optimizer) carries the "
+        "gradients");
   if (options.json)
     print_json(as_json(options, environment, *found, remarks));
   else
@@ -137,6 +143,7 @@ void add_optimize(CLI::App& app, Context& context) {
                             "weft optimize run7/ -o plan.json\n"
                             "weft optimize run7/ -o plan.json --budget 30s --without boundaries");
   verb->add_option("RUN", options->run, "A run folder")->required();
+  verb->add_option("--under", options->under, kUnder);
   verb->add_option("-o,--output", options->output, "File to write the plan to")->required();
   verb->add_option("--budget", options->budget, "How long to search")
       ->type_name("TIME")

@@ -17,6 +17,7 @@ using Json = nlohmann::ordered_json;
 struct Options {
   std::string run;
   std::string plan;
+  std::string under;
   std::vector<std::string> set;
   std::string output;
   bool as_lab = false;
@@ -53,7 +54,7 @@ Outcome run(const Options& options) {
   }
   WEFT_ASSIGN(question.cluster, cluster_of(options.set, options.as_lab));
   question.make_trace = !options.output.empty();
-  auto analysis = analysis::analyze(options.run);
+  auto analysis = analysis::analyze(options.run, options.under);
   if (!analysis) return Outcome::bad_input(analysis.error());
   const replay::Replayer& replayer = analysis->replayer;
   auto prediction = replayer.predict(question);
@@ -106,6 +107,7 @@ void add_replay(CLI::App& app, Context& context) {
                "weft replay run7/ --set link=10gbit --set hosts=8 -o predicted\n"
                "weft replay run7/ --set hosts=1024");
   verb->add_option("RUN", options->run, "A run folder")->required();
+  verb->add_option("--under", options->under, kUnder);
   verb->add_option("--plan", options->plan, "A plan file, or a preset; the recorded one if absent");
   verb->add_option("--set", options->set, "Another cluster: link=RATE, flow=RATE|none, hosts=N")
       ->type_name("KEY=VALUE")

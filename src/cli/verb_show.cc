@@ -4,9 +4,9 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "analysis.h"
 #include "table.h"
 #include "verb.h"
-#include "weft/trace.h"
 
 namespace weft::cli {
 
@@ -18,6 +18,7 @@ using trace::By;
 struct Options {
   std::string run;
   std::string by;
+  std::string under;
   int64_t rank = -1;
   bool json = false;
 };
@@ -116,6 +117,9 @@ std::string as_text(const trace::Summary& summary) {
 Outcome run(const Options& options, const Context& context) {
   WEFT_ASSIGN(const By by, trace::parse_by(options.by));
   WEFT_ASSIGN(auto trace, trace::read(options.run));
+  auto kept = analysis::keep_one_plan(trace, options.under);
+  if (!kept) return Outcome::bad_input(std::move(kept).error().in(options.run));
+  for (const std::string& plan : *kept) complain(context, plan);
   if (by == By::iteration)
     for (const std::string& inferred : trace::infer_iterations(trace)) complain(context, inferred);
   std::optional<uint32_t> rank;
@@ -155,6 +159,7 @@ void add_show(CLI::App& app, Context& context) {
   verb->add_option("--by", options->by, "iteration, layer, tensor, lane, peer or kind.")
       ->required()
       ->check(CLI::IsMember({"iteration", "layer", "tensor", "lane", "peer", "kind"}));
+  verb->add_option("--under", options->under, kUnder);
   verb->add_option("--rank", options->rank, "Only this rank.")
       ->check(CLI::Range(int64_t{0}, int64_t{0xffffffff}));
   verb->add_flag("--json", options->json, "Print one JSON object.");

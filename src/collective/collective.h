@@ -19,6 +19,7 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <span>
 #include <unordered_map>
 #include <vector>
@@ -72,6 +73,8 @@ struct Operation {
   Buffer input, output;  // the same memory where the operation is in place
   int64_t priority = 0;  // smaller goes first
   Nanos deadline{0};     // without any progress; 0: the engine's owner decides
+  // Its chunks are cut to this size, the same on all its ranks; 0: Engine::Options::chunk_bytes.
+  uint64_t chunk_bytes = 0;
   // For the trace.
   uint32_t iteration = trace::kNone;
   uint32_t bucket = trace::kNone;
@@ -125,15 +128,19 @@ struct Progress {
   Nanos last_change;  // a chunk of any arrived or left
 };
 
+// The lanes of a rank: how many, for which chunks, and who serves them.
+struct LaneSettings {
+  uint16_t lanes = 1;                 // to each rank on another host
+  uint64_t chunk_bytes = 256u << 10;  // the usual size of a chunk
+  // Who serves them: the thread that drives the engine, or others.
+  std::optional<lane::LaneWorkers::Kind> worker = {};
+  uint32_t workers = 1;
+};
+
 class Engine final : private lane::ChunkHandler {
  public:
-  struct Options {
-    uint16_t lanes = 1;  // to each rank on another host
-    uint64_t chunk_bytes = 256u << 10;
-    uint64_t early_bytes_limit = 256u << 20;  // for chunks of operations not yet started here
-    // Who serves the lanes: the thread that drives the engine, or others.
-    std::optional<lane::LaneWorkers::Kind> worker = {};
-    uint32_t workers = 1;
+  struct Options : LaneSettings {
+    uint64_t early_bytes_limit = 256u << 20;    // for chunks of operations not yet started here
     std::map<uint16_t, double> lane_rate = {};  // most bytes a second of a lane
     bool check_inside_machine = true;           // checksums also where no link can damage anything
   };
@@ -152,6 +159,15 @@ class Engine final : private lane::ChunkHandler {
   // Data must stay in place until it is finished. Fails, and leaves nothing behind, where memory
   // runs out and where another operation of the same key is running.
   Result<void> start(Operation operation);
+  // Other lanes, on all ranks at the same moment. First every rank gets ready: what other ranks may
+  // open from now on finds its place, and what cannot be had (a worker) is refused, with everything
+  // as it was. When all are ready each changes; if one is not, each forgets it.
+  // A lane that the change concerns is closed, and opened again if there still is one of its
+  // number, and what it may not have delivered goes again: so there may be operations in flight.
+  Result<void> get_ready(const LaneSettings& settings);
+  void change_lanes();
+  void forget_change();
+
   // Whether some of it is here before it was started.
   bool came_early(const Key& key) const { return early_.contains(key); }
   // Opens the lanes to a rank, if they are not open.
@@ -179,8 +195,10 @@ class Engine final : private lane::ChunkHandler {
   std::vector<Flight> flights() const;
   std::vector<LaneStatus> lanes() const;
   void record_tcp_info();  // one sample a lane into the trace
-  // Processor time of the lane workers, where there are any.
+  // Processor time of the lane workers, where there are any, and whether they are processes. From
+  // any thread.
   Nanos workers_processor_time() const;
+  bool has_processes() const;
 
  private:
   struct Running {
@@ -224,6 +242,7 @@ class Engine final : private lane::ChunkHandler {
   };
   struct Slot {
     std::unique_ptr<lane::LanePort> lane;
+    lane::LaneWorkers* served_by = nullptr;  // null: the thread that drives
     uint32_t peer = 0;
     uint16_t number = 0;
     bool outgoing = true;
@@ -286,7 +305,11 @@ class Engine final : private lane::ChunkHandler {
   void give_up_landings(const Key& key, uint32_t receive);
 
   // peers.cc: lanes
-  Result<void> start_workers();
+  Result<std::shared_ptr<lane::LaneWorkers>> start_workers(const LaneSettings& settings,
+                                                           uint64_t chunk_bytes);
+  uint16_t lanes_to(uint32_t rank) const;
+  void renew_lanes(uint32_t rank, bool all);
+  void dismiss_workers();
   void open_lanes(uint32_t rank);
   void replace_lane(Rank rank, uint16_t number);
   uint32_t add_lane(bool outgoing, Rank peer, uint16_t number, std::unique_ptr<net::Socket> socket,
@@ -313,9 +336,21 @@ class Engine final : private lane::ChunkHandler {
   OnBranch on_branch_;
   std::unique_ptr<join::Links> links_;
   schedule::Programs programs_;
-  std::unique_ptr<lane::LaneWorkers> workers_;  // outlives the lanes that they serve
-  std::vector<Peer> peers_;                     // by rank
-  std::vector<Slot> slots_;                     // a lane's index
+  mutable std::mutex workers_mutex_;  // what other threads may ask about is changed under it
+  LaneSettings settings_;
+  // Who serves lanes that are opened from now on, if not the thread that drives; and all who still
+  // serve some. They outlive the lanes that they serve.
+  std::shared_ptr<lane::LaneWorkers> workers_;
+  std::vector<std::shared_ptr<lane::LaneWorkers>> all_workers_;
+  Nanos dismissed_time_{0};  // processor time of workers that are gone
+  struct Change {
+    LaneSettings settings;
+    std::shared_ptr<lane::LaneWorkers> workers_before;
+    bool other_service = false;  // not only another number of lanes
+  };
+  std::optional<Change> change_;  // that this rank is ready for
+  std::vector<Peer> peers_;       // by rank
+  std::vector<Slot> slots_;       // a lane's index
   std::vector<uint32_t> broken_;
   bool halted_ = false;
   trace::TrackId operation_track_ = 0;

@@ -139,7 +139,9 @@ Result<void> Engine::start(Operation operation) {
   uint64_t order = next_order_++;
   try {
     size_t size = reduce::size_of(operation.type);
-    operation.shape.chunk_elements = std::max<uint64_t>(1, options_.chunk_bytes / size);
+    const uint64_t chunk_bytes =
+        operation.chunk_bytes > 0 ? operation.chunk_bytes : options_.chunk_bytes;
+    operation.shape.chunk_elements = std::max<uint64_t>(1, chunk_bytes / size);
     schedule::Steps steps(programs_.get(operation.shape));
     Running& running =
         running_.emplace(key, Running(std::move(operation), std::move(steps), recorder_.now()))

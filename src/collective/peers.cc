@@ -28,6 +28,7 @@ Engine::Engine(const Options& options, join::Mesh& mesh, capture::Recorder& reco
       recorder_(recorder),
       clock_(recorder),
       on_lost_(std::move(on_lost)),
+      settings_(options),
       peers_(mesh.ranks),
       // Ranks number their messages in ranges of their own; 0 stays free for "none".
       next_message_((uint64_t{mesh.rank.index} + 1) << 40),
@@ -46,7 +47,7 @@ Engine::Engine(const Options& options, join::Mesh& mesh, capture::Recorder& reco
 Engine::~Engine() = default;
 
 Result<void> Engine::begin() {
-  if (options_.worker && mesh_.ranks > 1) WEFT_TRY(start_workers());
+  WEFT_ASSIGN(workers_, start_workers(settings_, options_.chunk_bytes));
   join::Links::Callbacks callbacks;
   callbacks.opened = [this](Rank rank, uint16_t number, std::unique_ptr<net::Socket> socket,
                             std::shared_ptr<lane::shm::Segment> shared) {
@@ -67,21 +68,115 @@ Result<void> Engine::begin() {
   return {};
 }
 
-Result<void> Engine::start_workers() {
+// None where the thread that drives serves the lanes itself. `chunk_bytes`: of the largest chunk.
+Result<std::shared_ptr<lane::LaneWorkers>> Engine::start_workers(const LaneSettings& settings,
+                                                                 uint64_t chunk_bytes) {
+  std::shared_ptr<lane::LaneWorkers> started;
+  if (!settings.worker || mesh_.ranks == 1) return started;
   lane::LaneWorkers::Options options;
-  options.kind = *options_.worker;
-  options.count = options_.workers;
-  options.lanes = std::clamp<uint32_t>(options_.lanes, 1, kServedLanes);
-  options.chunk_bytes = static_cast<uint32_t>(options_.chunk_bytes);
-  WEFT_ASSIGN(workers_,
+  options.kind = *settings.worker;
+  options.count = settings.workers;
+  options.lanes = std::clamp<uint32_t>(settings.lanes, 1, kServedLanes);
+  options.chunk_bytes = static_cast<uint32_t>(chunk_bytes);
+  WEFT_ASSIGN(started,
               lane::LaneWorkers::start(
                   options, *mesh_.network, *mesh_.reactor, static_cast<lane::ChunkHandler&>(*this),
                   clock_, [this](uint32_t lane, Error error) { broke(lane, std::move(error)); }));
-  return {};
+  std::lock_guard lock(workers_mutex_);
+  all_workers_.push_back(started);
+  return started;
 }
 
 Nanos Engine::workers_processor_time() const {
-  return workers_ ? workers_->processor_time() : Nanos{0};
+  std::lock_guard lock(workers_mutex_);
+  Nanos sum = dismissed_time_;
+  for (const auto& workers : all_workers_) sum += workers->processor_time();
+  return sum;
+}
+
+bool Engine::has_processes() const {
+  std::lock_guard lock(workers_mutex_);
+  return settings_.worker == lane::LaneWorkers::Kind::process;
+}
+
+// ---- other lanes -------------------------------------------------------------------------
+
+Result<void> Engine::get_ready(const LaneSettings& settings) {
+  WEFT_CHECK(!change_);
+  Change change{settings, workers_, false};
+  // What a lane and a worker have from their beginning: how much may wait unsent, room for chunks.
+  change.other_service =
+      settings.chunk_bytes != settings_.chunk_bytes || settings.worker != settings_.worker ||
+      (settings.worker &&
+       (settings.workers != settings_.workers || settings.lanes != settings_.lanes));
+  if (change.other_service) {
+    // What went under the settings before may have to go again.
+    const uint64_t largest = std::max({options_.chunk_bytes, settings_.chunk_bytes,
+                                       settings.chunk_bytes, uint64_t{schedule::kKeptBytes}});
+    WEFT_ASSIGN(workers_, start_workers(settings, largest));
+  }
+  // It stays at the most there ever were: a rank that has not changed yet may open one of these.
+  mesh_.lanes = std::max(mesh_.lanes, settings.lanes);
+  change_ = std::move(change);
+  return {};
+}
+
+void Engine::change_lanes() {
+  const Change change = *std::exchange(change_, std::nullopt);
+  if (halted_) return;
+  {
+    std::lock_guard lock(workers_mutex_);
+    settings_ = change.settings;
+  }
+  for (uint32_t rank = 0; rank < peers_.size(); ++rank)
+    if (peers_[rank].wanted) renew_lanes(rank, change.other_service);
+  dismiss_workers();
+}
+
+void Engine::forget_change() {
+  workers_ = std::exchange(change_, std::nullopt)->workers_before;
+  dismiss_workers();
+}
+
+uint16_t Engine::lanes_to(uint32_t rank) const {
+  return mesh_.members[rank].shares_memory ? uint16_t{1} : settings_.lanes;
+}
+
+// Lanes through memory have no part in it: there is one, and nobody else serves it.
+void Engine::renew_lanes(uint32_t rank, bool all) {
+  Peer& to = peers_[rank];
+  const auto before = static_cast<uint16_t>(to.out.size()), count = lanes_to(rank);
+  links_->close({rank}, count);
+  for (uint16_t number = all ? uint16_t{0} : count; number < before; ++number) {
+    if (!to.out[number]) continue;  // it is being opened
+    Slot& slot = slots_[*to.out[number]];
+    if (slot.lane->shared()) continue;
+    slot.lane->halt();
+    broke(*to.out[number], error(Code::peer_lost, "it is closed, because the plan changed"));
+  }
+  to.out.resize(count);
+  dispatcher_.change_lanes(rank, count);
+  for (uint16_t number = before; number < count; ++number) links_->open({rank}, number);
+}
+
+// Those that serve nothing any more, and will not.
+void Engine::dismiss_workers() {
+  std::vector<std::shared_ptr<lane::LaneWorkers>> gone;
+  {
+    std::lock_guard lock(workers_mutex_);
+    if (all_workers_.size() < 2 && (all_workers_.empty() || all_workers_.front() == workers_))
+      return;
+    std::erase_if(all_workers_, [&](const std::shared_ptr<lane::LaneWorkers>& one) {
+      const bool used = one == workers_ || (change_ && one == change_->workers_before) ||
+                        std::any_of(slots_.begin(), slots_.end(), [&](const Slot& slot) {
+                          return slot.lane && slot.served_by == one.get();
+                        });
+      if (used) return false;
+      dismissed_time_ += one->processor_time();
+      gone.push_back(one);
+      return true;
+    });
+  }
 }
 
 uint32_t Engine::add_lane(bool outgoing, Rank rank, uint16_t number,
@@ -96,17 +191,18 @@ uint32_t Engine::add_lane(bool outgoing, Rank rank, uint16_t number,
   slot.peer = rank.index;
   slot.number = number;
   slot.outgoing = outgoing;
+  slot.served_by = shared ? nullptr : workers_.get();
   slot.track = recorder_.track(
       {outgoing ? trace::TrackType::lane_out : trace::TrackType::lane_in,
        text(outgoing ? "lane %u to rank %u" : "lane %u from rank %u", unsigned{number}, rank.index),
        number, static_cast<uint16_t>(rank.index)});
-  uint32_t unsent = cost::unsent_limit(options_.chunk_bytes);
+  uint32_t unsent = cost::unsent_limit(settings_.chunk_bytes);
   if (auto rate = options_.lane_rate.find(number); outgoing && rate != options_.lane_rate.end())
     socket->limit_rate(rate->second);
   // Memory needs no system calls: this thread serves it itself.
-  if (workers_ && !shared) {
-    slots_[index].lane = workers_->serve(outgoing ? Lane::Role::out : Lane::Role::in,
-                                         std::move(socket), number, index, unsent);
+  if (slot.served_by != nullptr) {
+    slots_[index].lane = slot.served_by->serve(outgoing ? Lane::Role::out : Lane::Role::in,
+                                               std::move(socket), number, index, unsent);
     return index;
   }
   auto made = std::make_unique<Lane>(
@@ -144,7 +240,7 @@ void Engine::open_lanes(uint32_t rank) {
   if (to.wanted || rank == mesh_.rank.index) return;
   to.wanted = true;
   to.down_since = mesh_.network->clock().now();
-  uint16_t count = mesh_.members[rank].shares_memory ? uint16_t{1} : options_.lanes;
+  const uint16_t count = lanes_to(rank);
   to.out.resize(count);
   dispatcher_.connect(rank, count);
   for (uint16_t lane = 0; lane < count; ++lane) links_->open({rank}, lane);
@@ -187,12 +283,15 @@ void Engine::broke(uint32_t lane, Error error) {
   }
   bool any = std::any_of(to.out.begin(), to.out.end(), [](const auto& other) { return !!other; });
   if (!any) to.down_since = mesh_.network->clock().now();
-  links_->open({slot.peer}, slot.number);
+  if (slot.number < lanes_to(slot.peer)) links_->open({slot.peer}, slot.number);
 }
 
 // Lanes that ended go; a rank to which no lane can be opened for too long is lost.
 void Engine::reap(Nanos now) {
-  for (uint32_t lane : std::exchange(broken_, {})) slots_[lane].lane.reset();
+  if (!broken_.empty()) {
+    for (uint32_t lane : std::exchange(broken_, {})) slots_[lane].lane.reset();
+    dismiss_workers();
+  }
   for (uint32_t rank = 0; rank < peers_.size(); ++rank) {
     Peer& to = peers_[rank];
     if (!to.down_since) continue;
@@ -244,7 +343,7 @@ void Engine::send_receipts(Nanos now) {
 std::vector<Key> Engine::poll(Nanos now) {
   if (halted_ || !links_) return {};
   links_->tick(now);
-  if (workers_) workers_->watch(now);
+  for (const auto& workers : all_workers_) workers->watch(now);
   send_some();
   send_receipts(now);
   reap(now);

@@ -118,33 +118,48 @@ void remove_repeated(const std::vector<Edge>& required, std::vector<Edge>& recor
   recorded = std::move(out);
 }
 
-bool is_acyclic(const Graph& graph) {
-  size_t nodes = graph.nodes.size();
+// Takes nodes away before which nothing is left (or behind which, backwards), again and again.
+void peel(const Graph& graph, bool backwards, std::vector<bool>& left) {
+  const size_t nodes = graph.nodes.size();
+  auto begin = [&](const Edge& edge) { return backwards ? edge.to : edge.from; };
+  auto end = [&](const Edge& edge) { return backwards ? edge.from : edge.to; };
   std::vector<uint32_t> first(nodes + 1, 0), waits_for(nodes, 0);
   for (const auto* edges : {&graph.required, &graph.recorded})
-    for (const Edge& edge : *edges) ++first[edge.from + 1], ++waits_for[edge.to];
+    for (const Edge& edge : *edges)
+      if (left[edge.from] && left[edge.to]) ++first[begin(edge) + 1], ++waits_for[end(edge)];
   std::partial_sum(first.begin(), first.end(), first.begin());
-  std::vector<uint32_t> to(graph.required.size() + graph.recorded.size());
+  std::vector<uint32_t> to(first.back());
   std::vector<uint32_t> next(first.begin(), first.end() - 1);
   for (const auto* edges : {&graph.required, &graph.recorded})
-    for (const Edge& edge : *edges) to[next[edge.from]++] = edge.to;
+    for (const Edge& edge : *edges)
+      if (left[edge.from] && left[edge.to]) to[next[begin(edge)]++] = end(edge);
   std::vector<uint32_t> free;
   for (uint32_t n = 0; n < nodes; ++n)
-    if (waits_for[n] == 0) free.push_back(n);
-  size_t done = 0;
+    if (left[n] && waits_for[n] == 0) free.push_back(n);
   while (!free.empty()) {
-    uint32_t n = free.back();
+    const uint32_t n = free.back();
     free.pop_back();
-    ++done;
+    left[n] = false;
     for (uint32_t i = first[n]; i < first[n + 1]; ++i)
       if (--waits_for[to[i]] == 0) free.push_back(to[i]);
   }
-  return done == nodes;
 }
 
-// Edges that follow time cannot make a cycle.
-size_t remove_backward(const std::vector<Node>& nodes, std::vector<Edge>& edges) {
+// Nodes that are in a circle, or between two; empty: there is none.
+std::vector<bool> circles(const Graph& graph) {
+  std::vector<bool> left(graph.nodes.size(), true);
+  peel(graph, false, left);
+  if (std::find(left.begin(), left.end(), true) == left.end()) return {};
+  peel(graph, true, left);
+  return left;
+}
+
+// Edges that follow time cannot make a circle. Most that do not are only late to be recorded, and
+// stay where they make none.
+size_t remove_backward(const std::vector<Node>& nodes, const std::vector<bool>& in_circles,
+                       std::vector<Edge>& edges) {
   return std::erase_if(edges, [&](const Edge& edge) {
+    if (!in_circles[edge.from] || !in_circles[edge.to]) return false;
     int64_t from = nodes[edge.from].end_ns(), to = nodes[edge.to].end_ns();
     return std::tie(from, edge.from) >= std::tie(to, edge.to);
   });
@@ -213,9 +228,11 @@ void settle(Graph& graph, Parts& parts, Edges edges) {
   remove_repeated(edges.required, edges.recorded);
   graph.required = std::move(edges.required);
   graph.recorded = std::move(edges.recorded);
-  if (is_acyclic(graph)) return;
-  size_t removed = remove_backward(graph.nodes, graph.recorded);
-  if (!is_acyclic(graph)) removed += remove_backward(graph.nodes, graph.required);
+  std::vector<bool> in_circles = circles(graph);
+  if (in_circles.empty()) return;
+  size_t removed = remove_backward(graph.nodes, in_circles, graph.recorded);
+  in_circles = circles(graph);
+  if (!in_circles.empty()) removed += remove_backward(graph.nodes, in_circles, graph.required);
   graph.remarks.push_back(
       text("%zu dependencies that go back in time were left out, because they made a circle; are "
            "the clocks aligned?",

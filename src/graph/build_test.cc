@@ -508,9 +508,8 @@ TEST(Build, believes_no_number_of_iterations_or_layers) {
   EXPECT_THAT(graph.remarks, Contains(HasSubstr("so many layers and so few events")));
 }
 
-TEST(Build, breaks_a_circle_that_damaged_messages_make) {
-  trace::Trace trace = Sample().make();
-  // What is received first on rank 1 is said to be what rank 1 sends because of it.
+// The first message that rank 1 receives is said to be one that it sends because of it.
+void make_a_circle(trace::Trace& trace) {
   uint64_t id = 0;
   for (const trace::Event& event : trace.processes[1].events)
     if (event.shape == Shape::send && event.operation == 0 && event.step == 1) id = event.message;
@@ -518,9 +517,47 @@ TEST(Build, breaks_a_circle_that_damaged_messages_make) {
   for (trace::Event& event : trace.processes[1].events)
     if (event.shape == Shape::receive && event.operation == 0 && event.step == 0)
       event.message = id;
+}
+
+TEST(Build, breaks_a_circle_that_damaged_messages_make) {
+  trace::Trace trace = Sample().make();
+  make_a_circle(trace);
   Graph graph = build_or_fail(trace);
   EXPECT_TRUE(is_without_circle(graph));
   EXPECT_THAT(graph.remarks, Contains(HasSubstr("made a circle")));
+}
+
+// What is recorded a little too late is no circle.
+TEST(Build, breaks_nothing_but_the_circle) {
+  trace::Trace trace = Sample().make();
+  make_a_circle(trace);
+  int64_t begun = 0;
+  for (const trace::Event& event : trace.processes[1].events)
+    if (event.kind == Kind::operation && event.operation == 4) begun = event.start_ns;
+  for (trace::Event& event : trace.processes[0].events)
+    if (event.kind == Kind::admitted && event.operation == 4) event.start_ns = begun + 10;
+  Graph graph = build_or_fail(trace);
+  EXPECT_TRUE(is_without_circle(graph));
+  EXPECT_THAT(graph.remarks, Contains(HasSubstr("made a circle")));
+  EXPECT_TRUE(has(graph.recorded, find(graph, NodeType::admitted, 0, 1, 4),
+                  find(graph, NodeType::operation, 1, 1, 4)));
+}
+
+TEST(Build, a_forward_that_was_over_did_not_wait_for_a_later_update) {
+  trace::Trace trace = Sample().make();
+  int64_t over = 0;
+  for (const trace::Event& event : trace.processes[0].events)
+    if (event.kind == Kind::forward && event.iteration == 2 && event.layer == 0)
+      over = event.start_ns + event.duration_ns;
+  for (trace::Event& event : trace.processes[0].events)
+    if (event.kind == Kind::update && event.iteration == 1 && event.layer == 0)
+      event.start_ns = over;
+  Graph graph = build_or_fail(trace);
+  EXPECT_THAT(graph.remarks, IsEmpty());
+  for (uint32_t rank : {0u, 1u})
+    EXPECT_EQ(has(graph.required, find(graph, NodeType::update, rank, 1, 0),
+                  find(graph, NodeType::forward, rank, 2, 0)),
+              rank == 1);
 }
 
 TEST(Build, is_the_same_whatever_the_order_of_files) {

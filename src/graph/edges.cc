@@ -167,7 +167,10 @@ class Connector {
       uint32_t iteration = entry.iteration();
       if (entry.node == own.update.last(entry.key))
         each_present(own.forward, iteration + 1, consumers_[entry.subject()], [&](uint32_t layer) {
-          require(entry.node, own.forward.first(key_of(iteration + 1, layer)));
+          const uint32_t forward = own.forward.first(key_of(iteration + 1, layer));
+          // Of a layer whose forward was over, something is used only behind it.
+          if (forward != kNobody && node(forward).end_ns() >= node(entry.node).end_ns())
+            require(entry.node, forward);
         });
       // Where nothing travelled an update needs what its own backward made.
       if (entry.node != own.update.first(entry.key) || !own.done.of_iteration(iteration).empty())

@@ -311,11 +311,11 @@ class Links {
   };
   Links(Mesh& mesh, Callbacks callbacks);
   ~Links();
-  // Tries until it works or close() is called. Few are tried at a time, so that a large group does
+  // Tries until it works or it is closed. Few are tried at a time, so that a large group does
   // not look like a flood to its own members; the others wait their turn.
   void open(Rank peer, uint16_t lane);
   void open_branch(Rank peer);
-  void close(Rank peer);
+  void close(Rank peer, uint16_t from);  // lanes of this number and above are not opened
   void tick(Nanos now);  // tries again what failed, and ends handshakes that take too long
   struct Attempts {
     bool waiting = false;      // for their turn: none has begun

@@ -158,8 +158,10 @@ void Links::begin_some(Nanos now) {
   }
 }
 
-void Links::close(Rank peer) {
-  std::erase_if(openings_, [&](const auto& opening) { return opening->peer == peer; });
+void Links::close(Rank peer, uint16_t from) {
+  std::erase_if(openings_, [&](const auto& opening) {
+    return opening->peer == peer && opening->lane && *opening->lane >= from;
+  });
 }
 
 void Links::tick(Nanos now) {

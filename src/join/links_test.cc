@@ -203,7 +203,7 @@ TEST(Links, keep_trying_until_told_to_stop_and_say_why) {
   EXPECT_TRUE(attempts.refused);
   EXPECT_FALSE(attempts.own);
   EXPECT_FALSE(attempts.waiting);
-  links.close({1});
+  links.close({1}, 0);
   EXPECT_EQ(links.attempts({1}).problem, "");
   EXPECT_EQ(opened, 0u);
 }

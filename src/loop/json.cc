@@ -62,7 +62,9 @@ std::string json(const ProgramOutcome& outcome) {
   };
   Json out = {{"ranks", outcome.ranks},
               {"before", measured(outcome.before, outcome.plan_before.name)},
-              {"after", measured(outcome.after, outcome.optimized.plan.name)}};
+              {"after", measured(outcome.after, outcome.optimized.plan.name)},
+              {"framework_cuts", outcome.framework_cuts},
+              {"attached", outcome.attached_ms ? interval_of(*outcome.attached_ms) : Json()}};
   add_found(outcome, out);
   return text_of(out);
 }

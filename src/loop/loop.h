@@ -82,6 +82,10 @@ struct Run {
 struct ProgramOutcome : Found {
   Run before, after;
   uint32_t ranks = 0;
+  // The framework cuts gradients itself, so that only what it obeys was searched; what a plan for
+  // all of it is predicted to take, if that is less.
+  bool framework_cuts = false;
+  std::optional<Interval> attached_ms;
 };
 
 // The same for a command whose ranks use weft: WEFT_TRACE says where they record, WEFT_PLAN under

@@ -33,12 +33,12 @@ void add_remarks(const std::vector<std::string>& from, std::vector<std::string>&
   }
 }
 
-namespace {
-
 Interval to_target_ms(const trace::Environment& environment, const replay::Prediction& prediction) {
   auto ms = [&](double ns) { return environment.to_target_ns(ns) * 1e-6; };
   return {ms(prediction.iteration_ns), ms(prediction.low_ns), ms(prediction.high_ns)};
 }
+
+namespace {
 
 Result<void> predict_chosen(const replay::Replayer& replayer, Found& out, trace::Trace& trace) {
   replay::Question question;
@@ -77,7 +77,13 @@ void compare(const Interval& before, const Interval& after, Found& out) {
   if (!(after.value > 0)) return;
   out.prediction_error_percent = 100 * (out.predicted_ms.value - after.value) / after.value;
   out.speedup = before.value / after.value;
-  if (same_plan(out) || after.value <= before.value) return;
+  if (same_plan(out)) return;
+  if (after.value < before.value) {
+    if (after.high >= before.low)
+      out.remarks.push_back(
+          "what was gained is within the spread of the two runs' iterations: it may be chance");
+    return;
+  }
   out.kept_old = true;
   out.remarks.push_back(
       text("the new plan was measured slower (%.1f ms, before %.1f ms): the old one stays",

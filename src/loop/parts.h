@@ -13,6 +13,7 @@ Paths paths_in(const std::string& folder);
 // Adds those of a run, each once.
 void add_remarks(const std::vector<std::string>& from, std::vector<std::string>& to,
                  const char* prefix);
+Interval to_target_ms(const trace::Environment& environment, const replay::Prediction& prediction);
 // Diagnoses the run before, searches a plan and predicts it: fills what `out` says of these.
 Result<void> find_plan(const analysis::Analysis& before, const optimize::Options& search,
                        const Say& say, Found& out, trace::Trace& predicted);

@@ -1,4 +1,5 @@
 // The loop on any program: what it does is told to it by environment variables alone.
+#include <algorithm>
 #include <csignal>
 #include <filesystem>
 
@@ -11,6 +12,12 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr Nanos kGrace = Nanos::from_seconds(5);  // to end by itself before it is killed
+// Fewer tell nothing of how much they differ.
+constexpr size_t kLeastIterations = 3;
+// A plan that needs a change of the program has to gain more than a search calls a gain.
+constexpr double kWorthALine = 0.02;
+// The least of the budget that is left to a search.
+constexpr Nanos kLeastSearch = Nanos::from_seconds(1);
 
 // Other processes may have other folders of their own.
 Result<std::string> absolute(const std::string& path) {
@@ -53,9 +60,9 @@ Result<Nanos> run_once(const ProgramOptions& options, const std::string& folder,
     return error(
         Code::not_found,
         "%s recorded nothing: no rank of it wrote a trace into %s. Its ranks have to be of a job "
-        "of "
-        "weft (weft::api::join or weft_join), which record where WEFT_TRACE says; see that the "
-        "launcher hands WEFT_TRACE and WEFT_PLAN on, and that this folder is there for all ranks",
+        "of weft, which record where WEFT_TRACE says: in PyTorch init_process_group(\"weft\"), in "
+        "other programs weft::api::join or weft_join; see that the launcher hands WEFT_TRACE and "
+        "WEFT_PLAN on, and that this folder is there for all ranks",
         line.c_str(), folder.c_str());
   return monotonic_clock().now() - begin;
 }
@@ -65,9 +72,37 @@ Run measured(const analysis::Analysis& of, Nanos took) {
   return {of.recorded.iteration_ms(), graph.iterations.size() - graph.first_counted(), took};
 }
 
+Result<void> check_length(const graph::Graph& graph) {
+  const size_t all = graph.iterations.size();
+  if (all >= trace::kWarmUpIterations + kLeastIterations) return {};
+  return error(Code::invalid_argument,
+               "the program did %zu iterations that can be compared, of which the first %u warm "
+               "up: let it train for more steps, 10 or better 20",
+               all, trace::kWarmUpIterations);
+}
+
+// What a plan would do that the framework also took its buckets from.
+Result<void> ask_for_more(const analysis::Analysis& before, optimize::Options search,
+                          const Say& say, ProgramOutcome& out) {
+  search.budget =
+      std::max(search.budget - Nanos::from_seconds(out.optimized.seconds), kLeastSearch);
+  search.cluster.of = replay::Of::lab;
+  say("searching what a plan of all gradients would gain");
+  WEFT_ASSIGN(const optimize::Optimized all, optimize::optimize(before.replayer, search));
+  if (all.after.iteration_ns >= out.optimized.after.iteration_ns * (1 - kWorthALine)) return {};
+  out.attached_ms = to_target_ms(out.environment, all.after);
+  out.remarks.push_back(
+      text("with weft.torch.attach(model, optimizer) after DistributedDataParallel(...), a plan "
+           "that decides these too is predicted to take %.1f ms (%.1f to %.1f): add it, and run "
+           "the loop again",
+           out.attached_ms->value, out.attached_ms->low, out.attached_ms->high));
+  return {};
+}
+
 // The plan that the run recorded is the one that was in force.
 Result<void> check_plan(const analysis::Analysis& after, const Found& out) {
-  WEFT_ASSIGN(const plan::Plan obeyed, plan::parse(after.recorded.environment().plan_text));
+  WEFT_ASSIGN(plan::Plan obeyed, plan::parse(after.recorded.environment().plan_text));
+  if (analysis::framework_cuts(after.recorded.trace)) obeyed.buckets = out.optimized.plan.buckets;
   if (plan::hash(obeyed) == plan::hash(out.optimized.plan)) return {};
   return error(Code::invalid_argument,
                "the second run was under plan \"%s\" and not under the one that was found: the "
@@ -101,10 +136,22 @@ Result<ProgramOutcome> run_program(const ProgramOptions& options, const Say& pro
   say("reading, aligning and replaying what was recorded");
   WEFT_ASSIGN(analysis::Analysis before, analysis::analyze(out.paths.before));
   out.before = measured(before, first);
+  WEFT_TRY(check_length(before.recorded.graph));
   out.ranks = before.recorded.graph.ranks;
   out.plan_before = before.replayer.recorded_plan();
+  out.framework_cuts = analysis::framework_cuts(before.recorded.trace);
+  optimize::Options search = options.optimize;
+  if (out.framework_cuts)
+    for (const std::string& pass : analysis::passes_of_an_exchange())
+      search.without.push_back(pass);
   trace::Trace predicted;
-  WEFT_TRY(find_plan(before, options.optimize, say, out, predicted));
+  WEFT_TRY(find_plan(before, search, say, out, predicted));
+  if (out.framework_cuts) {
+    out.remarks.emplace_back(
+        "the framework keeps its own buckets and their order, whatever a plan says: only lanes, "
+        "chunks, workers and algorithms were searched");
+    WEFT_TRY(ask_for_more(before, options.optimize, say, out));
+  }
 
   // It is measured before it is the one that stays.
   if (same_plan(out)) {

@@ -136,11 +136,11 @@ void Group::Impl::bucket_ready(uint32_t bucket, uint64_t step) {
 
 Result<void> Group::Impl::has_ready(Rank rank, uint32_t bucket, uint64_t step) {
   if (is_root()) {
-    WEFT_TRY(exchange->admission->ready(rank, bucket, step));
+    WEFT_TRY(exchange->course->admission->ready(rank, bucket, step));
     admit();
     return {};
   }
-  WEFT_ASSIGN(bool all_have_it, exchange->reports->ready(rank, bucket, step));
+  WEFT_ASSIGN(bool all_have_it, exchange->course->reports->ready(rank, bucket, step));
   if (!all_have_it) return {};
   Packer words;
   words.number(bucket).number(step);
@@ -156,7 +156,8 @@ void Group::Impl::hear_ready(Rank peer, const Frame& frame) {
   auto step = fields.number<uint64_t>();
   if (!fields.complete() || !exchange) return makes_no_sense(peer, frame.type);
   ++frames_heard;
-  if (bucket < exchange->layout.buckets.size()) record_control(hears_ready, bucket, step, peer);
+  if (bucket < exchange->course->layout.buckets.size())
+    record_control(hears_ready, bucket, step, peer);
   if (auto noted = has_ready(peer, bucket, step); !noted) fail(std::move(noted).error(), peer);
 }
 
@@ -175,7 +176,7 @@ void Group::Impl::admit() {
     std::vector<schedule::Start> starts;
     // In frames well below the limit of a control frame.
     while (starts.size() < 4096) {
-      auto next = exchange->admission->next();
+      auto next = exchange->course->admission->next();
       if (!next) break;
       words.number(next->operation).number(next->piece).number(next->step);
       starts.push_back(*next);
@@ -183,7 +184,7 @@ void Group::Impl::admit() {
     if (starts.empty()) return;
     hand_down(words);
     for (const schedule::Start& begin : starts) {
-      const schedule::Piece& piece = exchange->layout.pieces[begin.piece];
+      const schedule::Piece& piece = exchange->course->layout.pieces[begin.piece];
       trace::Event event;
       event.start_ns = recorder.now().count;
       event.shape = trace::Shape::instant;
@@ -193,7 +194,7 @@ void Group::Impl::admit() {
       event.iteration = static_cast<uint32_t>(begin.step);
       event.bucket = piece.bucket;
       event.partition = piece.partition;
-      event.bytes = piece.elements * exchange->layout.buckets[piece.bucket].element_bytes;
+      event.bytes = piece.elements * exchange->course->layout.buckets[piece.bucket].element_bytes;
       recorder.record(event);
       start(begin);
       if (failed) return;
@@ -213,7 +214,7 @@ void Group::Impl::hear_starts(Rank peer, const Frame& frame) {
     begin.piece = fields.number<uint32_t>();
     begin.step = fields.number<uint64_t>();
     // They are numbered in the order in which they start.
-    if (fields.failed() || begin.piece >= exchange->layout.pieces.size() ||
+    if (fields.failed() || begin.piece >= exchange->course->layout.pieces.size() ||
         begin.operation != exchange->told + starts.size())
       return makes_no_sense(peer, frame.type);
     words.number(begin.operation).number(begin.piece).number(begin.step);
@@ -223,7 +224,8 @@ void Group::Impl::hear_starts(Rank peer, const Frame& frame) {
   exchange->told += starts.size();
   hand_down(words);  // first: those below wait for it
   for (const schedule::Start& begin : starts) {
-    record_control(hears_start, exchange->layout.pieces[begin.piece].bucket, begin.step, peer);
+    record_control(hears_start, exchange->course->layout.pieces[begin.piece].bucket, begin.step,
+                   peer);
     start(begin);
     if (failed) return;
   }
@@ -236,7 +238,8 @@ void Group::Impl::hear_starts(Rank peer, const Frame& frame) {
 // lacks the bucket.
 void Group::Impl::check_owed(Nanos at) {
   if (!exchange) return;
-  auto lacking = is_root() ? exchange->admission->lacking() : exchange->reports->lacking();
+  auto lacking =
+      is_root() ? exchange->course->admission->lacking() : exchange->course->reports->lacking();
   if (!lacking) {
     lacking_what.reset();
     return;
@@ -271,11 +274,12 @@ void Group::Impl::hear_owed(Rank peer, const Frame& frame) {
   auto bucket = fields.number<uint32_t>();
   auto step = fields.number<uint64_t>();
   Nanos waited{fields.number<int64_t>()};
-  if (!fields.complete() || is_root() || !exchange || bucket >= exchange->layout.buckets.size() ||
+  if (!fields.complete() || is_root() || !exchange ||
+      bucket >= exchange->course->layout.buckets.size() ||
       tree.above(mesh.rank.index) != peer.index)
     return makes_no_sense(peer, frame.type);
   // None if the report is on its way by now.
-  std::vector<Rank> missing = exchange->reports->missing(bucket, step);
+  std::vector<Rank> missing = exchange->course->reports->missing(bucket, step);
   if (!missing.empty()) find_owing(missing.front(), bucket, step, waited);
 }
 

@@ -48,6 +48,11 @@ Result<void> check(const Tensor& tensor) {
   return {};
 }
 
+Error being_changed() {
+  return error(Code::invalid_argument,
+               "another plan is being taken: gradients are ready before that or after it");
+}
+
 Call broadcast_of(std::span<std::byte> bytes) {
   Call call;
   call.collective = Collective::broadcast;
@@ -59,19 +64,66 @@ Call broadcast_of(std::span<std::byte> bytes) {
 
 }  // namespace
 
-Exchange::Impl::Impl(std::vector<Tensor> registered, schedule::Layout made)
-    : tensors(std::move(registered)), layout(std::move(made)), readiness(layout) {
-  states = std::vector<TensorState>(tensors.size());
-  of_piece = schedule::tensors_by_piece(layout);
-  for (const std::vector<uint32_t>& in_piece : of_piece)
+Exchange::Impl::Course::Course(plan::Plan its_plan, schedule::Layout its_layout,
+                               uint64_t first_step)
+    : plan(std::move(its_plan)),
+      layout(std::move(its_layout)),
+      readiness(layout, first_step),
+      of_piece(schedule::tensors_by_piece(layout)) {}
+
+Result<std::unique_ptr<Exchange::Impl::Course>> Exchange::Impl::Course::make(
+    Group::Impl& group, const plan::Plan& plan, const std::vector<Tensor>& tensors,
+    const schedule::Beginning& from) {
+  std::vector<schedule::Tensor> described;
+  for (const Tensor& tensor : tensors)
+    described.push_back({tensor.name, tensor.elements(), tensor.layer,
+                         static_cast<uint32_t>(reduce::size_of(tensor.type)),
+                         static_cast<uint8_t>(tensor.type)});
+  const plan::Plan sized = schedule::scaled(plan, group.options.shrink);
+  WEFT_ASSIGN(schedule::Layout layout, schedule::make_layout(sized, described));
+  auto made = std::make_unique<Course>(plan, std::move(layout), from.step);
+  const schedule::Choice& choice =
+      group.choice_among(group.mesh.ranks, group.hosts_of(nullptr), plan.lanes);
+  for (const schedule::Piece& piece : made->layout.pieces)
+    made->algorithm_of.push_back(
+        schedule::algorithm_for(sized, piece.words * schedule::kElementBytes, choice));
+  made->chunk_bytes = lanes_of(sized).chunk_bytes;
+  if (group.is_root())
+    made->admission = std::make_unique<schedule::Admission>(made->layout, group.tree, from);
+  else
+    made->reports =
+        std::make_unique<schedule::Reports>(made->layout, group.tree, group.mesh.rank, from.step);
+  return made;
+}
+
+Exchange::Impl::Impl(Group::Impl& its_group, std::vector<Tensor> registered,
+                     std::unique_ptr<Course> first)
+    : group(&its_group), tensors(std::move(registered)), states(tensors.size()) {
+  take(std::move(first));
+}
+
+void Exchange::Impl::take(std::unique_ptr<Course> next) {
+  course = std::move(next);
+  for (TensorState& state : states) state.pieces = 0;
+  for (const std::vector<uint32_t>& in_piece : course->of_piece)
     for (uint32_t t : in_piece) states[t].pieces_left = ++states[t].pieces;
 }
 
 Exchange::Exchange(std::shared_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Exchange::~Exchange() = default;
 
-plan::Barrier Exchange::barrier() const { return impl_->layout.barrier; }
-size_t Exchange::buckets() const { return impl_->layout.buckets.size(); }
+plan::Barrier Exchange::barrier() const {
+  std::lock_guard lock(impl_->group->mutex);
+  return impl_->course->layout.barrier;
+}
+size_t Exchange::buckets() const {
+  std::lock_guard lock(impl_->group->mutex);
+  return impl_->course->layout.buckets.size();
+}
+plan::Plan Exchange::plan() const {
+  std::lock_guard lock(impl_->group->mutex);
+  return impl_->course->plan;
+}
 
 Result<void> Exchange::ready(uint32_t tensor, uint64_t step) {
   return impl_->group->together([&] { return impl_->ready(tensor, step, true); });
@@ -97,14 +149,15 @@ Result<void> Exchange::Impl::ready(uint32_t tensor, uint64_t step, bool has_grad
   {
     std::lock_guard lock(group->mutex);
     if (group->failure) return *group->failure;
-    WEFT_ASSIGN(bucket, readiness.ready(tensor, step));
+    if (changing) return being_changed();
+    WEFT_ASSIGN(bucket, course->readiness.ready(tensor, step));
+    event.bucket = course->layout.bucket_of[tensor];
     if (bucket) {
       group->commands.push_back([to = group, b = *bucket, step] { to->bucket_ready(b, step); });
       group->has_commands.store(true, std::memory_order_release);
     }
   }
   event.layer = static_cast<uint16_t>(tensors[tensor].layer);
-  event.bucket = layout.bucket_of[tensor];
   event.bytes = tensors[tensor].data.size();
   group->recorder.record(event);
   if (bucket) {
@@ -119,7 +172,8 @@ Result<void> Exchange::Impl::clear(uint32_t tensor, uint64_t step) {
   {
     std::lock_guard lock(group->mutex);
     if (group->failure) return *group->failure;
-    WEFT_TRY(readiness.may_be_ready(tensor, step));
+    if (changing) return being_changed();
+    WEFT_TRY(course->readiness.may_be_ready(tensor, step));
   }
   std::fill(tensors[tensor].data.begin(), tensors[tensor].data.end(), std::byte{0});
   return {};
@@ -215,26 +269,11 @@ Result<std::unique_ptr<Exchange>> Group::make_exchange(std::vector<Tensor> tenso
           "tensor that has no gradient in a step is told by ready_without(); for another set "
           "of tensors, leave and join again");
   }
-  std::vector<schedule::Tensor> described;
-  for (const Tensor& tensor : tensors)
-    described.push_back({tensor.name, tensor.elements(), tensor.layer,
-                         static_cast<uint32_t>(reduce::size_of(tensor.type)),
-                         static_cast<uint8_t>(tensor.type)});
-  plan::Plan sized = schedule::scaled(group.options.plan, group.options.shrink);
-  WEFT_ASSIGN(schedule::Layout layout, schedule::make_layout(sized, described));
+  WEFT_ASSIGN(auto course, Exchange::Impl::Course::make(group, group.options.plan, tensors, {}));
 
   WEFT_TRY(compare_with_root(tensors));
 
-  auto made = std::make_shared<Exchange::Impl>(std::move(tensors), std::move(layout));
-  made->group = &group;
-  const schedule::Choice& choice = group.choice_among(group.mesh.ranks, group.hosts_of(nullptr));
-  for (const schedule::Piece& piece : made->layout.pieces)
-    made->algorithm_of.push_back(
-        schedule::algorithm_for(sized, piece.words * schedule::kElementBytes, choice));
-  if (group.is_root())
-    made->admission = std::make_unique<schedule::Admission>(made->layout, group.tree);
-  else
-    made->reports = std::make_unique<schedule::Reports>(made->layout, group.tree, group.mesh.rank);
+  auto made = std::make_shared<Exchange::Impl>(group, std::move(tensors), std::move(course));
   // The progress thread must know the exchange before any frame about it is handled, and any
   // rank may be first: a barrier behind the hand-over makes sure of it.
   group.post([&group, made] { group.exchange = made; });

@@ -312,7 +312,8 @@ void Group::Impl::check_waiters(Nanos at) {
     std::lock_guard lock(mutex);
     for (const Exchange::Impl::Waiter& waiter : exchange->waiters) {
       if (at - waiter.since <= limit) continue;
-      std::vector<uint32_t> lacking = exchange->readiness.lacking(waiter.tensor, waiter.step);
+      std::vector<uint32_t> lacking =
+          exchange->course->readiness.lacking(waiter.tensor, waiter.step);
       if (lacking.empty()) continue;  // others lack it: rank 0 sees that
       found = error(
           Code::timeout,

@@ -23,6 +23,18 @@ constexpr uint64_t kSmall = 64u << 10;
 
 }  // namespace
 
+collective::LaneSettings lanes_of(const plan::Plan& sized) {
+  collective::LaneSettings out;
+  out.lanes = static_cast<uint16_t>(sized.lanes);
+  out.chunk_bytes = schedule::chunk_elements(sized) * schedule::kElementBytes;
+  if (sized.lane_worker == plan::LaneWorker::process)
+    out.worker = lane::LaneWorkers::Kind::process;
+  else if (sized.lane_workers > 1)
+    out.worker = lane::LaneWorkers::Kind::thread;
+  out.workers = sized.lane_workers;
+  return out;
+}
+
 Group::Impl::Impl(const Options& given, uint32_t epoch_in, capture::Recorder& recorder_in,
                   join::Mesh mesh_in)
     : options(given),
@@ -44,13 +56,7 @@ Group::Impl::Impl(const Options& given, uint32_t epoch_in, capture::Recorder& re
   all_hosts = static_cast<uint32_t>(std::set<uint32_t>(host_of.begin(), host_of.end()).size());
   plan::Plan sized = schedule::scaled(options.plan, options.shrink);
   collective::Engine::Options engine_options;
-  engine_options.lanes = static_cast<uint16_t>(options.plan.lanes);
-  engine_options.chunk_bytes = schedule::chunk_elements(sized) * schedule::kElementBytes;
-  if (options.plan.lane_worker == plan::LaneWorker::process)
-    engine_options.worker = lane::LaneWorkers::Kind::process;
-  else if (options.plan.lane_workers > 1)
-    engine_options.worker = lane::LaneWorkers::Kind::thread;
-  engine_options.workers = options.plan.lane_workers;
+  static_cast<collective::LaneSettings&>(engine_options) = lanes_of(sized);
   engine_options.lane_rate = options.lane_rate;
   engine_options.check_inside_machine = options.check_inside_machine;
   engine = std::make_unique<collective::Engine>(
@@ -179,12 +185,12 @@ Result<void> Group::Impl::agree_on_costs() {
   return {};
 }
 
-const schedule::Choice& Group::Impl::choice_among(uint32_t ranks, uint32_t hosts) {
+const schedule::Choice& Group::Impl::choice_among(uint32_t ranks, uint32_t hosts, uint32_t lanes) {
   std::lock_guard lock(mutex);
-  auto found = choices.find({ranks, hosts});
+  auto found = choices.find({ranks, hosts, lanes});
   if (found != choices.end()) return found->second;
-  schedule::Choice made = schedule::choose_all_reduce(*costs, {ranks, options.plan.lanes, hosts});
-  return choices.emplace(std::pair(ranks, hosts), std::move(made)).first->second;
+  schedule::Choice made = schedule::choose_all_reduce(*costs, {ranks, lanes, hosts});
+  return choices.emplace(std::tuple(ranks, hosts, lanes), std::move(made)).first->second;
 }
 
 uint32_t Group::Impl::hosts_of(const collective::Members& members) const {
@@ -409,17 +415,19 @@ void Group::Impl::record_control(trace::NameId name, uint32_t bucket, uint64_t s
 }
 
 void Group::Impl::start(const schedule::Start& begin) {
-  const schedule::Piece& piece = exchange->layout.pieces[begin.piece];
-  const schedule::Bucket& bucket = exchange->layout.buckets[piece.bucket];
+  const Exchange::Impl::Course& course = *exchange->course;
+  const schedule::Piece& piece = course.layout.pieces[begin.piece];
+  const schedule::Bucket& bucket = course.layout.buckets[piece.bucket];
   collective::Operation operation;
   operation.group = collective::kExchangeGroup;
   operation.number = begin.operation;
   operation.deadline = options.progress_deadline;
+  operation.chunk_bytes = course.chunk_bytes;
   operation.priority = bucket.priority;
   operation.iteration = static_cast<uint32_t>(begin.step);
   operation.bucket = piece.bucket;
   operation.partition = piece.partition;
-  operation.shape.algorithm = exchange->algorithm_of[begin.piece];
+  operation.shape.algorithm = course.algorithm_of[begin.piece];
   operation.shape.rank = mesh.rank.index;
   operation.shape.ranks = mesh.ranks;
   operation.shape.elements = piece.elements;
@@ -469,7 +477,7 @@ void Group::Impl::finished_piece(uint64_t operation) {
   exchange->running.erase(found);
 
   bool changed_any = false;
-  for (uint32_t t : exchange->of_piece[done.piece]) {
+  for (uint32_t t : exchange->course->of_piece[done.piece]) {
     Exchange::Impl::TensorState& state = exchange->states[t];
     if (--state.pieces_left > 0) continue;
     state.pieces_left = state.pieces;
@@ -491,7 +499,7 @@ void Group::Impl::finished_piece(uint64_t operation) {
     changed.notify_all();
   }
   if (is_root()) {
-    auto returned = exchange->admission->finished(operation);
+    auto returned = exchange->course->admission->finished(operation);
     WEFT_CHECK(returned.ok());
     admit();
   }
@@ -684,7 +692,7 @@ Result<std::shared_ptr<Work::State>> Group::Impl::prepare(const Call& call,
   } else if (sums) {
     shape.algorithm = Algorithm::direct;  // the one that can round once
   } else if (call.collective == Collective::all_reduce) {
-    const schedule::Choice& choice = choice_among(ranks, hosts_of(members));
+    const schedule::Choice& choice = choice_among(ranks, hosts_of(members), options.plan.lanes);
     shape.algorithm = options.plan_was_named ? schedule::algorithm_for(options.plan, bytes, choice)
                                              : choice.at(bytes);
   } else if (call.collective == Collective::broadcast || call.collective == Collective::reduce) {
@@ -800,8 +808,6 @@ std::optional<Rank> Group::culprit() const {
 }
 
 Nanos Group::workers_processor_time() const { return impl_->engine->workers_processor_time(); }
-bool Group::has_auxiliary_processes() const {
-  return impl_->options.plan.lane_worker == plan::LaneWorker::process;
-}
+bool Group::has_auxiliary_processes() const { return impl_->engine->has_processes(); }
 
 }  // namespace weft::runtime

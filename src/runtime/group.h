@@ -11,11 +11,15 @@
 #include <mutex>
 #include <new>
 #include <thread>
+#include <tuple>
 
 #include "weft/collective.h"
 #include "weft/runtime.h"
 
 namespace weft::runtime {
+
+// The lanes that a plan asks for, with sizes as the lab has them.
+collective::LaneSettings lanes_of(const plan::Plan& sized);
 
 // For one who has no memory for better words: these fit into a string itself.
 inline constexpr const char* kNoMemory = "no memory left";
@@ -36,15 +40,31 @@ struct Exchange::Impl {
     std::atomic<uint64_t> steps_done{0};
   };
 
+  // What follows from a plan. Replaced as a whole, by the driver and with the mutex held: the
+  // driver reads it as it is, others with the mutex held.
+  struct Course {
+    plan::Plan plan;
+    schedule::Layout layout;
+    schedule::Readiness readiness;                   // guarded by Group::Impl::mutex
+    std::vector<std::vector<uint32_t>> of_piece;     // tensors that have a part in each piece
+    std::vector<Algorithm> algorithm_of;             // by piece
+    uint64_t chunk_bytes = 0;                        // of its operations
+    std::unique_ptr<schedule::Admission> admission;  // rank 0 only; driver
+    std::unique_ptr<schedule::Reports> reports;      // the others only; driver
+
+    // Fails where the plan does not fit the tensors, or cannot be carried out.
+    static Result<std::unique_ptr<Course>> make(Group::Impl& group, const plan::Plan& plan,
+                                                const std::vector<Tensor>& tensors,
+                                                const schedule::Beginning& from);
+    Course(plan::Plan its_plan, schedule::Layout its_layout, uint64_t first_step);
+  };
+
   Group::Impl* group = nullptr;
   std::vector<Tensor> tensors;
-  schedule::Layout layout;
-  schedule::Readiness readiness;  // guarded by Group::Impl::mutex
   std::vector<TensorState> states;
-  std::vector<std::vector<uint32_t>> of_piece;     // tensors that have a part in each piece
-  std::unique_ptr<schedule::Admission> admission;  // rank 0 only; driver
-  std::unique_ptr<schedule::Reports> reports;      // the others only; driver
-  uint64_t told = 0;                               // the others: operations to start; driver
+  std::unique_ptr<Course> course;
+  bool changing = false;  // guarded by Group::Impl::mutex: a plan, so no gradient is taken
+  uint64_t told = 0;      // the others: operations to start; driver
   struct RunningPiece {
     uint32_t piece;
     uint64_t step;
@@ -56,14 +76,23 @@ struct Exchange::Impl {
     uint64_t step;
     Nanos since;
   };
-  std::list<Waiter> waiters;            // guarded by Group::Impl::mutex
-  std::vector<Algorithm> algorithm_of;  // by piece
+  std::list<Waiter> waiters;  // guarded by Group::Impl::mutex
 
-  Impl(std::vector<Tensor> registered, schedule::Layout made);
+  Impl(Group::Impl& its_group, std::vector<Tensor> registered, std::unique_ptr<Course> first);
+  // Puts the state of the tensors in order for the pieces of a course: nothing is in flight.
+  void take(std::unique_ptr<Course> next);
   Result<void> ready(uint32_t tensor, uint64_t step, bool has_gradient);
   Result<void> clear(uint32_t tensor, uint64_t step);
   Result<void> wait(uint32_t tensor, uint64_t step);
   Result<void> wait_unrecorded(uint32_t tensor, uint64_t step);
+
+  // change.cc
+  struct Proposal;
+  Result<void> change_plan(Result<plan::Plan> plan);
+  Proposal propose(Result<plan::Plan> plan);
+  Result<uint64_t> step_between() const;
+  Result<void> agree(const Proposal& own);
+  Result<void> run(const Call& call);
 };
 
 struct Group::Impl : std::enable_shared_from_this<Group::Impl> {
@@ -78,8 +107,8 @@ struct Group::Impl : std::enable_shared_from_this<Group::Impl> {
   Result<std::shared_ptr<Impl>> rebuilt(Nanos settle, uint32_t least);
   Result<void> meet_neighbours();
   Result<void> agree_on_costs();
-  // Which all-reduce for which size, among so many ranks on so many hosts.
-  const schedule::Choice& choice_among(uint32_t ranks, uint32_t hosts);
+  // Which all-reduce for which size, among so many ranks on so many hosts, over so many lanes.
+  const schedule::Choice& choice_among(uint32_t ranks, uint32_t hosts, uint32_t lanes);
   uint32_t hosts_of(const collective::Members& members) const;
   Result<void> begin();  // the progress thread
 
@@ -229,8 +258,8 @@ struct Group::Impl : std::enable_shared_from_this<Group::Impl> {
   join::Mesh mesh;
   std::unique_ptr<collective::Engine> engine;
   std::optional<cost::Costs> costs;  // the same on all ranks, once they have met
-  std::map<std::pair<uint32_t, uint32_t>, schedule::Choice> choices;  // guarded by mutex
-  std::vector<uint32_t> host_of;                                      // by rank
+  std::map<std::tuple<uint32_t, uint32_t, uint32_t>, schedule::Choice> choices;  // guarded by mutex
+  std::vector<uint32_t> host_of;                                                 // by rank
   uint32_t all_hosts = 1;
   trace::TrackId control_track = 0;
   trace::NameId says_ready = trace::kNone, hears_ready = trace::kNone, hears_start = trace::kNone;

@@ -189,6 +189,18 @@ class Exchange {
   Result<void> wait(uint32_t tensor, uint64_t step);
   Result<void> wait_all(uint64_t step);
 
+  // Another plan from the next step on. All ranks call it between the same two steps, with no
+  // gradient ready that was not waited for: every wait for the last step has returned on this rank.
+  // Returns when all have taken it. If one cannot (the plan is invalid, does not fit the tensors,
+  // or could not be read, which is why a result is taken; or a worker that it asks for cannot be
+  // had), or if ranks have different plans or are at different steps, it is refused on all ranks in
+  // the same words, and the plan before goes on.
+  //
+  // It is the exchange's plan, and the lanes'. What a program calls itself stays cut as the plan
+  // says with which the group was joined, and a group that is rebuilt begins with that one.
+  Result<void> change_plan(Result<plan::Plan> plan);
+  plan::Plan plan() const;  // in force
+
   // What the next step waits for: the plan's `barrier`.
   plan::Barrier barrier() const;
   size_t buckets() const;

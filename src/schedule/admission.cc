@@ -2,8 +2,8 @@
 
 namespace weft::schedule {
 
-Readiness::Readiness(const Layout& layout)
-    : layout_(layout), next_step_(layout.bucket_of.size(), 0) {
+Readiness::Readiness(const Layout& layout, uint64_t first_step)
+    : layout_(layout), next_step_(layout.bucket_of.size(), first_step) {
   for (const Bucket& bucket : layout.buckets)
     missing_.push_back(static_cast<uint32_t>(bucket.tensors.size()));
 }
@@ -43,8 +43,8 @@ Result<std::optional<uint32_t>> Readiness::ready(uint32_t tensor, uint64_t step)
   return std::optional<uint32_t>(bucket);
 }
 
-Admission::Admission(const Layout& layout, const Tree& tree)
-    : layout_(layout), reports_(layout, tree, {0}) {}
+Admission::Admission(const Layout& layout, const Tree& tree, const Beginning& from)
+    : layout_(layout), reports_(layout, tree, {0}, from.step), next_operation_(from.operation) {}
 
 Result<void> Admission::ready(Rank rank, uint32_t bucket, uint64_t step) {
   WEFT_ASSIGN(bool all_have_it, reports_.ready(rank, bucket, step));

@@ -28,6 +28,15 @@ void Dispatcher::connect(uint32_t peer, uint16_t lanes) {
   if (next_peer_ == peers_.size()) next_peer_ = 0;
 }
 
+void Dispatcher::change_lanes(uint32_t peer, uint16_t lanes) {
+  WEFT_CHECK(lanes > 0);
+  Peer& to = peers_[index_of_[peer]];
+  for (size_t lane = lanes; lane < to.lanes.size(); ++lane)
+    WEFT_CHECK(to.lanes[lane].carries.empty());
+  to.lanes.resize(lanes);
+  to.next_lane %= lanes;
+}
+
 void Dispatcher::offer(uint32_t peer, const Chunk& chunk) {
   peers_[index_of_[peer]].wanted.push(chunk);
   ++waiting_;

@@ -43,12 +43,12 @@ Tree tree_of_run(const cost::Costs& fitted, uint32_t ranks) {
   return choose_tree(fitted.agreed ? *fitted.agreed : cost::typical(), ranks);
 }
 
-Reports::Reports(const Layout& layout, const Tree& tree, Rank rank)
+Reports::Reports(const Layout& layout, const Tree& tree, Rank rank, uint64_t first_step)
     : self_(rank.index),
       first_below_(tree.first_below(rank.index)),
       below_(tree.below(rank.index)),
-      reported_(layout.buckets.size(), std::vector<uint64_t>(1 + below_, 0)),
-      complete_(layout.buckets.size(), 0) {}
+      reported_(layout.buckets.size(), std::vector<uint64_t>(1 + below_, first_step)),
+      complete_(layout.buckets.size(), first_step) {}
 
 Rank Reports::rank_of(size_t place) const {
   return {place == 0 ? self_ : first_below_ + static_cast<uint32_t>(place) - 1};

@@ -103,9 +103,15 @@ std::vector<std::vector<uint32_t>> tensors_by_piece(const Layout& layout);
 
 // ---- one rank: which buckets are complete -------------------------------------------------
 
+// A layout need not be the first one of a job: steps and operations go on from where it begins.
+struct Beginning {
+  uint64_t step = 0;
+  uint64_t operation = 0;
+};
+
 class Readiness {
  public:
-  explicit Readiness(const Layout& layout);
+  explicit Readiness(const Layout& layout, uint64_t first_step = 0);
 
   // Gradient `tensor` of `step` is there. Returns the bucket that this completes, if any.
   // Fails if the tensor is unknown, was already ready for this step, or skips a step.
@@ -114,6 +120,8 @@ class Readiness {
   Result<void> may_be_ready(uint32_t tensor, uint64_t step) const;
   // The tensors of `tensor`'s bucket that were not made ready in `step`.
   std::vector<uint32_t> lacking(uint32_t tensor, uint64_t step) const;
+  // The step in which `tensor` is made ready next.
+  uint64_t due(uint32_t tensor) const { return next_step_[tensor]; }
 
  private:
   const Layout& layout_;
@@ -152,7 +160,7 @@ Tree tree_of_run(const cost::Costs& fitted, uint32_t ranks);
 // of these have is reported once, upwards.
 class Reports {
  public:
-  Reports(const Layout& layout, const Tree& tree, Rank rank);
+  Reports(const Layout& layout, const Tree& tree, Rank rank, uint64_t first_step = 0);
 
   // `rank` (this one, or one right below it, for itself and all below it) has `bucket` in `step`.
   // True if all have it now. Fails on a report that a correct rank cannot make.
@@ -192,7 +200,7 @@ struct Start {
 // nothing bypasses the most urgent piece, that one waits for no more than the credit.
 class Admission {
  public:
-  Admission(const Layout& layout, const Tree& tree);
+  Admission(const Layout& layout, const Tree& tree, const Beginning& from = {});
 
   // Rank 0, or a rank right below it and all below that, have `bucket` in `step`. Fails on a report
   // that a correct rank cannot make.
@@ -203,6 +211,7 @@ class Admission {
   std::optional<Start> next();
 
   uint64_t in_flight_elements() const { return in_flight_; }
+  uint64_t next_operation() const { return next_operation_; }
   std::optional<Reports::Lacking> lacking() const { return reports_.lacking(); }
 
  private:
@@ -539,6 +548,8 @@ class Dispatcher {
 
   // A peer has so many lanes, open or not. Told once for each peer, before anything is offered.
   void connect(uint32_t peer, uint16_t lanes);
+  // It has so many from now on. REQUIRES: those that it loses carry nothing.
+  void change_lanes(uint32_t peer, uint16_t lanes);
   void offer(uint32_t peer, const Chunk& chunk);
   // Forgets what was offered of an operation. REQUIRES: nothing of it was handed over.
   void withdraw(uint64_t operation);

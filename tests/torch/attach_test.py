@@ -8,6 +8,7 @@ import hashlib
 import io
 import json
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -311,6 +312,49 @@ def detaching(run):
             run.attach()
 
 
+def random_plan(chance, number):
+    """One of all that a plan may say of how gradients travel."""
+    size = lambda: chance.choice(["4KiB", "16KiB", "64KiB", "1MiB"])
+    return {"weft_plan": 1, "name": f"random {number}",
+            "partition": chance.choice([None, size()]), "credit": chance.choice([None, size()]),
+            "order": chance.choice(["ready", "layer"]),
+            "bucket_rule": {"first": size(), "size": size(), "may_exceed": chance.random() < 0.5},
+            "barrier": chance.choice(["all", "tensor"]), "lanes": chance.randint(1, 4),
+            "chunk": chance.choice(["4KiB", "64KiB", "256KiB"]),
+            "algorithm": [{"use": chance.choice(["auto", "ring", "tree", "direct", "doubling"])}]}
+
+
+def switching(run):
+    """Twenty other plans in mid-run."""
+    chance = random.Random(7)
+    for number in range(20):
+        for _ in range(1 + number % 2):
+            run.step()
+        if run.attachment:
+            plan = random_plan(chance, number)
+            run.attachment.change_plan(plan)
+            assert run.attachment.plan == plan["name"], run.attachment.plan
+    run.step()
+
+
+def refusing_plans(run):
+    """Plans that one rank cannot take, or that are not the same: nobody takes them."""
+    different = [("horovod", "there is no such plan"), ("ddp", "horovod"), (SMALL, {"lane": 3}),
+                 ({"weft_plan": 1, "codec": "onebit"},) * 2]
+    for plans in different:
+        run.step()
+        if not run.attachment:
+            continue
+        said = ""
+        try:
+            run.attachment.change_plan(plans[run.rank % 2])
+        except ValueError as refused:
+            said = str(refused)
+        assert "the plan before goes on" in said, said
+        assert run.attachment.plan == "default", run.attachment.plan
+    run.step()
+
+
 def not_given(run):
     """By optimizers that weft does not know of, which find sums by looking at gradients."""
     if run.attachment:
@@ -368,6 +412,9 @@ COURSES = {
     "views": ("convolutional", SMALL, momentum, accumulation, {"gradient_as_bucket_view": True}),
     "left to the end": ("convolutional", SMALL, momentum, left_to_the_end),
     "detaching": ("convolutional", SMALL, momentum, detaching),
+    "switching": ("transformer", "default", adamw, switching),
+    "switching, convolutional": ("convolutional", "default", momentum, switching),
+    "refusing plans": ("convolutional", "default", momentum, refusing_plans),
     "sometimes used": ("odd", SMALL, adamw, sometimes_used, {"find_unused_parameters": True}),
     "sometimes used, all": ("odd", "ddp", adamw, sometimes_used, {"find_unused_parameters": True}),
     **{f"optimizer {name}": ("transformer", SMALL, named(name), plain_steps)

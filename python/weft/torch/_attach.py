@@ -25,8 +25,8 @@ _attached: "weakref.WeakKeyDictionary[DistributedDataParallel, Attachment]" = (
 class Attachment:
     """What :func:`attach` returns: the way of a model's gradients, until :meth:`detach`.
 
-    `plan` is the name of the job's plan, `buckets` how many buckets it makes of this model, `late`
-    whether ``optimizer.step()`` leaves updates to the next forward.
+    `plan` is the name of the plan in force, `buckets` how many buckets it makes of this model,
+    `late` whether ``optimizer.step()`` leaves updates to the next forward.
     """
 
     plan: str
@@ -50,9 +50,7 @@ class Attachment:
         self._updates: Optional[LateUpdates] = None
         if optimizer is not None:
             self._updates = LateUpdates(self._gradients, optimizer, not _goes_past_python(model))
-        self.plan = _C.plan(backend)[0]
-        self.buckets = self._gradients.buckets
-        self.late = self._updates is not None and self._updates.delays
+        self._look_at_plan()
         model.require_backward_grad_sync = False
         self._own = {
             "no_sync": self._no_sync,
@@ -87,6 +85,30 @@ class Attachment:
         if self._updates is not None:
             self._updates.flush()
         self._gradients.wait_all()
+
+    def _look_at_plan(self) -> None:
+        self.plan = self._gradients.plan[0]
+        self.buckets = self._gradients.buckets
+        self.late = self._updates is not None and self._updates.delays
+
+    def change_plan(self, plan: Union[str, os.PathLike, dict]) -> None:
+        """Goes on under another plan, a file, a preset or a document.
+
+        All ranks call it between the same steps. It waits for all gradients, and does all updates
+        that were left for later. If one of the ranks cannot take the plan, or was given another,
+        all raise the same words, and the plan before goes on.
+        """
+        if not self._hooks:
+            raise RuntimeError("weft: this model was detached: no plan carries its gradients")
+        try:
+            words = _words_of(plan)
+            self.synchronize()
+        except Exception as refusal:
+            # The others ask this rank, too.
+            self._gradients.change_plan("", str(refusal))
+            raise
+        self._gradients.change_plan(words)
+        self._look_at_plan()
 
     def detach(self) -> None:
         """Gives the gradients back to DDP, on all ranks between the same steps.
@@ -221,8 +243,9 @@ def attach(
     and `optimizer` is given and updates each parameter on its own, ``optimizer.step()`` returns at
     once, and the next forward waits layer by layer.
 
-    `plan` is the file, the preset or the document of a plan. A job has one plan, which is chosen
-    when the process group is made (``WEFT_PLAN``): any other is refused.
+    `plan` is the file, the preset or the document of a plan. The first model begins with the plan
+    that was chosen when the process group was made (``WEFT_PLAN``), and any other is refused;
+    :meth:`Attachment.change_plan` changes it later.
     """
     if not isinstance(model, DistributedDataParallel):
         raise TypeError(
@@ -300,9 +323,12 @@ def _check_options(model: DistributedDataParallel) -> None:
             )
 
 
+def _words_of(plan: Union[str, os.PathLike, dict]) -> str:
+    return json.dumps(plan) if isinstance(plan, dict) else os.fspath(plan)
+
+
 def _check_plan(backend: Any, plan: Union[str, os.PathLike, dict]) -> None:
-    words = json.dumps(plan) if isinstance(plan, dict) else os.fspath(plan)
-    name, does = _C.read_plan(words)
+    name, does = _C.read_plan(_words_of(plan))
     job_name, job_does = _C.plan(backend)
     if does != job_does:
         raise ValueError(

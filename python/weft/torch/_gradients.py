@@ -13,7 +13,7 @@ whoever uses it, an optimizer, a clipping, a print, waits for the sum first.
 from __future__ import annotations
 
 import copy
-from typing import Any, Callable, List, Optional, Sequence
+from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 import torch
 
@@ -103,8 +103,6 @@ class Gradients:
             [tensor.layer for tensor in tensors],
             [parameter.detach() for parameter in self.parameters],
         )
-        self.by_tensor: bool = self._exchange.by_tensor()
-        self.buckets: int = self._exchange.buckets()
         self.slots: List[torch.Tensor] = self._exchange.slots()
         self.unread = [self._make_unread(index) for index in range(len(self.slots))]
         self._step: int = self._exchange.next_step()
@@ -115,6 +113,29 @@ class Gradients:
             parameter.register_post_accumulate_grad_hook(self._hook_of(index))
             for index, parameter in enumerate(self.parameters)
         ]
+
+    @property
+    def plan(self) -> Tuple[str, str]:
+        """The name of the plan in force, and the hash that says what it does."""
+        return self._exchange.plan()
+
+    @property
+    def by_tensor(self) -> bool:
+        """Whether that plan lets each tensor be waited for by itself."""
+        return self._exchange.by_tensor()
+
+    @property
+    def buckets(self) -> int:
+        """How many it makes of these tensors."""
+        return self._exchange.buckets()
+
+    def change_plan(self, words: str, refusal: Optional[str] = None) -> None:
+        """Goes on under the plan that `words` are, a document, a file or a preset.
+
+        All ranks call it between the same steps, when all sums were waited for. `refusal` says why
+        this rank cannot: then none does.
+        """
+        self._exchange.change_plan(words, refusal)
 
     def _make_unread(self, index: int) -> Unread:
         unread = torch.Tensor._make_subclass(Unread, self.slots[index])

@@ -91,7 +91,7 @@ class LateUpdates:
         self._gradients = gradients
         self._optimizer = optimizer
         self._number = {id(p): index for index, p in enumerate(gradients.parameters)}
-        self.delays = may_delay and gradients.by_tensor and type(optimizer) in SEPARABLE
+        self._allowed = may_delay and type(optimizer) in SEPARABLE
         self._layer: Dict[int, List[int]] = {}  # what is due, by layer
         self._options: Dict[int, dict] = {}  # of the step, by number: its group without parameters
         self._shown: List[int] = []  # whose gradients the step under way is not to see
@@ -103,6 +103,11 @@ class LateUpdates:
             optimizer.register_load_state_dict_pre_hook(lambda _optimizer, _state: self.flush()),
         ]
         gradients.settle = self.settle
+
+    @property
+    def delays(self) -> bool:
+        """Whether the plan in force, and the optimizer, leave updates for later."""
+        return self._allowed and self._gradients.by_tensor
 
     def is_due(self, index: int) -> bool:
         """Whether an update of this parameter waits for its sum, or for its use."""
