@@ -25,6 +25,16 @@ void check_single(const Tensors& tensors, const char* what) {
                     tensors.size());
 }
 
+Tensors flattened(const std::vector<Tensors>& lists) {
+  Tensors all;
+  for (const Tensors& list : lists) all.insert(all.end(), list.begin(), list.end());
+  return all;
+}
+
+at::TensorList first_of(const std::vector<Tensors>& lists) {
+  return lists.empty() ? at::TensorList() : at::TensorList(lists.front());
+}
+
 void* output_of(const at::Tensor& tensor) { return tensor.mutable_data_ptr(); }
 const void* input_of(const at::Tensor& tensor) { return tensor.const_data_ptr(); }
 
@@ -82,8 +92,9 @@ void ProcessGroupWeft::check_rank(int64_t rank, const char* what) const {
                     " among ", size_);
 }
 
-std::shared_ptr<Outcome> ProcessGroupWeft::remember(Tensors results) {
-  auto outcome = std::make_shared<Outcome>(std::move(results));
+std::shared_ptr<Outcome> ProcessGroupWeft::remember(Tensors results,
+                                                    std::vector<c10::Device> devices) {
+  auto outcome = std::make_shared<Outcome>(std::move(results), std::move(devices));
   std::erase_if(outcomes_, [](const std::weak_ptr<Outcome>& one) {
     auto known = one.lock();
     return !known || known->completed();
@@ -93,24 +104,36 @@ std::shared_ptr<Outcome> ProcessGroupWeft::remember(Tensors results) {
   return outcome;
 }
 
-WorkPtr ProcessGroupWeft::start(Task task) {
+WorkPtr ProcessGroupWeft::start(Task task, std::shared_ptr<Passage> passage) {
   std::lock_guard lock(mutex_);
   TORCH_CHECK_WITH(DistBackendError, !closed_, "weft: the process group was destroyed");
   if (task.collective) ++sequence_;
   auto flight = std::make_shared<Flight>();
-  flight->outcome = remember(task.results);
+  flight->outcome =
+      remember(task.results, passage && passage->road().in ? std::vector{passage->road().device}
+                                                           : std::vector<c10::Device>{});
   auto work =
       c10::make_intrusive<Handle>(rank_, task.type, task.title, task.inputs, flight->outcome);
   flight->held = std::move(task.held);
   flight->held.insert(flight->held.end(), task.inputs.begin(), task.inputs.end());
   flight->held.insert(flight->held.end(), task.results.begin(), task.results.end());
   flight->finish = std::move(task.finish);
+  flight->passage = std::move(passage);
   flight->pending = task.calls.size() + 1;
-  std::shared_ptr<Completer> completer = completer_;
   Nanos deadline = deadline_of(task.timeout);
+  for (Call& call : task.calls) call.deadline = deadline;
+  // What was called after an operation that waits for its copies is started after it.
+  if (waiting_ > 0 || (flight->passage && !flight->passage->is_there()))
+    start_when_there(flight, std::make_shared<Task>(std::move(task)), deadline);
+  else
+    start_now(flight, task);
+  return work;
+}
+
+void ProcessGroupWeft::start_now(const std::shared_ptr<Flight>& flight, const Task& task) {
+  const std::shared_ptr<Completer>& completer = completer_;
   job_->use(part_, [&](Group& group) {
-    for (Call& call : task.calls) {
-      call.deadline = deadline;
+    for (const Call& call : task.calls) {
       auto started = group.start(call);
       if (!started) {
         // What follows it is not started either: the ranks would not agree on the order.
@@ -127,7 +150,58 @@ WorkPtr ProcessGroupWeft::start(Task task) {
     }
   });
   completer->done(flight, {});
-  return work;
+}
+
+void ProcessGroupWeft::start_when_there(const std::shared_ptr<Flight>& flight,
+                                        std::shared_ptr<const Task> task, Nanos deadline) {
+  if (!starter_) {
+    starter_ = Completer::start();
+    // Before the job ends it has all that the program has called.
+    job_->before_closing([starter = starter_, hurry = hurry_] {
+      *hurry = true;
+      starter->stop();
+    });
+  }
+  bool posted = starter_->post([this, flight, task = std::move(task), deadline] {
+    std::exception_ptr failure = wait_for_copies(*flight, deadline);
+    std::lock_guard lock(mutex_);
+    --waiting_;
+    try {
+      if (failure) std::rethrow_exception(failure);
+      start_now(flight, *task);
+    } catch (...) {
+      // Where the ranks do not agree any more on what comes next, nothing can.
+      job_->abort("an operation on " + flight->device_name() + " could not be started");
+      completer_->fail(flight, std::current_exception());
+    }
+  });
+  TORCH_CHECK_WITH(DistBackendError, posted, "weft: the process group was destroyed");
+  ++waiting_;
+}
+
+std::exception_ptr ProcessGroupWeft::wait_for_copies(const Flight& flight, Nanos deadline) {
+  using Clock = std::chrono::steady_clock;
+  if (!flight.passage) return nullptr;
+  const auto began = Clock::now();
+  auto limit = std::chrono::nanoseconds(deadline.count);
+  try {
+    for (;;) {
+      if (flight.passage->is_there()) return nullptr;
+      auto waited = Clock::now() - began;
+      if (auto failure = job_->failure()) return exception_of(*failure);
+      if (waited > (*hurry_ ? std::min<std::chrono::nanoseconds>(limit, kPatienceAtEnd) : limit))
+        return exception_of(Error(
+            Code::timeout,
+            text("what %s had queued before the operation did not end within "
+                 "%.1f s",
+                 flight.device_name().c_str(), std::chrono::duration<double>(waited).count())));
+      // Late by a fraction of what was waited for anyway.
+      std::this_thread::sleep_for(std::clamp<std::chrono::nanoseconds>(
+          waited / 8, std::chrono::microseconds(5), std::chrono::microseconds(500)));
+    }
+  } catch (...) {
+    return std::current_exception();
+  }
 }
 
 // ---- one to all, all to all ----------------------------------------------------------------
@@ -135,8 +209,8 @@ WorkPtr ProcessGroupWeft::start(Task task) {
 WorkPtr ProcessGroupWeft::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
   check_single(tensors, "broadcast");
   check_rank(options.rootRank, "broadcast");
-  check_dense(tensors[0], "broadcast");
-  at::Tensor memory = writable(tensors[0], options.rootRank == rank_);
+  Staging staging(roads_, "broadcast", {tensors});
+  at::Tensor memory = staging.writable(tensors[0], options.rootRank == rank_);
   Task task{OpType::BROADCAST, "weft:broadcast", tensors, tensors, {memory}, options.timeout};
   Elements elements = elements_of(memory.scalar_type());
   Call& call = task.calls.emplace_back();
@@ -145,8 +219,9 @@ WorkPtr ProcessGroupWeft::broadcast(Tensors& tensors, const c10d::BroadcastOptio
   call.count = size_of(memory) * elements.each;
   call.type = elements.type;
   call.root = static_cast<uint32_t>(options.rootRank);
-  if (options.rootRank != rank_) task.finish = [memory, to = tensors] { distribute(memory, to); };
-  return start(std::move(task));
+  if (options.rootRank != rank_)
+    task.finish = [memory, to = tensors] { distribute(memory.view(-1), to); };
+  return start(std::move(task), staging.finished());
 }
 
 WorkPtr ProcessGroupWeft::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
@@ -162,11 +237,10 @@ WorkPtr ProcessGroupWeft::allreduce(Tensors& tensors, const c10d::AllreduceOptio
             tensors,
             {},
             options.timeout};
+  Staging staging(roads_, "allreduce", {tensors});
   for (const at::Tensor& tensor : tensors) {
-    check_dense(tensor, "allreduce");
     Reduction reduction = reduction_of(tensor.scalar_type(), options.reduceOp);
-    at::Tensor memory = writable(tensor, true);
-    if (reduction.factor) memory.mul_(*reduction.factor);
+    at::Tensor memory = staging.summand_in_place(tensor, reduction);
     Call& call = task.calls.emplace_back();
     call.output = output_of(memory);
     call.count = size_of(memory) * reduction.elements.each;
@@ -177,7 +251,7 @@ WorkPtr ProcessGroupWeft::allreduce(Tensors& tensors, const c10d::AllreduceOptio
   task.finish = [from = task.held, to = tensors] {
     for (size_t i = 0; i < to.size(); ++i) distribute(from[i].view(-1), {to[i]});
   };
-  return start(std::move(task));
+  return start(std::move(task), staging.finished());
 }
 
 WorkPtr ProcessGroupWeft::allreduce_coalesced(Tensors& tensors,
@@ -194,11 +268,11 @@ WorkPtr ProcessGroupWeft::allreduce_sparse(Tensors& tensors,
 WorkPtr ProcessGroupWeft::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
   check_single(tensors, "reduce");
   check_rank(options.rootRank, "reduce");
-  check_dense(tensors[0], "reduce");
+  Staging staging(roads_, "reduce", {tensors});
   Reduction reduction = reduction_of(tensors[0].scalar_type(), options.reduceOp);
   bool root = options.rootRank == rank_;
-  at::Tensor memory = root ? writable(tensors[0], true) : readable(tensors[0]);
-  if (reduction.factor) memory = root ? memory.mul_(*reduction.factor) : reduction.scaled(memory);
+  at::Tensor memory = root ? staging.summand_in_place(tensors[0], reduction)
+                           : staging.summand(tensors[0], reduction);
   Task task{OpType::REDUCE, "weft:reduce", tensors, tensors, {memory}, options.timeout};
   Call& call = task.calls.emplace_back();
   call.collective = Collective::reduce;
@@ -209,15 +283,16 @@ WorkPtr ProcessGroupWeft::reduce(Tensors& tensors, const c10d::ReduceOptions& op
   call.op = reduction.op;
   call.root = static_cast<uint32_t>(options.rootRank);
   if (root) task.finish = [memory, to = tensors] { distribute(memory.view(-1), to); };
-  return start(std::move(task));
+  return start(std::move(task), staging.finished());
 }
 
 // ---- gathering ---------------------------------------------------------------------------
 
 // Each rank's input goes to that rank's output, everywhere; they may be of different sizes.
 WorkPtr ProcessGroupWeft::gather_into(Task task, const Tensors& outputs, const at::Tensor& input) {
-  at::Tensor from = readable(input);
-  at::Tensor flat = joined(outputs, false);
+  Staging staging(roads_, "allgather", {input, outputs});
+  at::Tensor from = staging.readable(input);
+  at::Tensor flat = staging.joined(outputs, false);
   Elements elements = elements_of(input.scalar_type());
   std::vector<uint64_t> counts;
   for (const at::Tensor& output : outputs) counts.push_back(size_of(output) * elements.each);
@@ -233,7 +308,7 @@ WorkPtr ProcessGroupWeft::gather_into(Task task, const Tensors& outputs, const a
     distribute(flat, outputs);
     if (next) next();
   };
-  return start(std::move(task));
+  return start(std::move(task), staging.finished());
 }
 
 namespace {
@@ -281,15 +356,14 @@ WorkPtr ProcessGroupWeft::allgather_into_tensor_coalesced(Tensors& outputs, Tens
             {},
             options.timeout};
   Tensors flat;
+  Staging staging(roads_, "allgather", {inputs, outputs});
   for (size_t i = 0; i < inputs.size(); ++i) {
-    check_dense(inputs[i], "allgather");
-    check_dense(outputs[i], "allgather");
     check_alike(outputs[i], inputs[i], "allgather");
     TORCH_CHECK_VALUE(outputs[i].numel() == inputs[i].numel() * size_,
                       "weft: allgather: the output has ", outputs[i].numel(), " elements, not ",
                       size_, " times the ", inputs[i].numel(), " of the input");
-    at::Tensor from = readable(inputs[i]);
-    at::Tensor to = writable(outputs[i], false);
+    at::Tensor from = staging.readable(inputs[i]);
+    at::Tensor to = staging.writable(outputs[i], false);
     Elements elements = elements_of(from.scalar_type());
     Call& call = task.calls.emplace_back();
     call.collective = Collective::all_gather;
@@ -303,7 +377,7 @@ WorkPtr ProcessGroupWeft::allgather_into_tensor_coalesced(Tensors& outputs, Tens
   task.finish = [flat, outputs] {
     for (size_t i = 0; i < outputs.size(); ++i) distribute(flat[i].view(-1), {outputs[i]});
   };
-  return start(std::move(task));
+  return start(std::move(task), staging.finished());
 }
 
 WorkPtr ProcessGroupWeft::allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
@@ -312,6 +386,7 @@ WorkPtr ProcessGroupWeft::allgather_coalesced(std::vector<Tensors>& outputs, Ten
                     "weft: allgather_coalesced needs a list of outputs for each rank");
   Task task{OpType::ALLGATHER_COALESCED, "weft:all_gather", inputs, {}, {}, options.timeout};
   std::vector<std::pair<at::Tensor, Tensors>> gathered;
+  Staging staging(roads_, "allgather_coalesced", {inputs, flattened(outputs)});
   for (size_t i = 0; i < inputs.size(); ++i) {
     Tensors to;
     for (const Tensors& of_rank : outputs) {
@@ -320,8 +395,8 @@ WorkPtr ProcessGroupWeft::allgather_coalesced(std::vector<Tensors>& outputs, Ten
       to.push_back(of_rank[i]);
     }
     check_outputs(to, inputs[i], rank_, size_, "allgather_coalesced");
-    at::Tensor from = readable(inputs[i]);
-    at::Tensor flat = joined(to, false);
+    at::Tensor from = staging.readable(inputs[i]);
+    at::Tensor flat = staging.joined(to, false);
     Elements elements = elements_of(from.scalar_type());
     std::vector<uint64_t> counts;
     for (const at::Tensor& one : to) counts.push_back(size_of(one) * elements.each);
@@ -339,16 +414,16 @@ WorkPtr ProcessGroupWeft::allgather_coalesced(std::vector<Tensors>& outputs, Ten
   task.finish = [gathered] {
     for (const auto& [flat, to] : gathered) distribute(flat, to);
   };
-  return start(std::move(task));
+  return start(std::move(task), staging.finished());
 }
 
 WorkPtr ProcessGroupWeft::gather(std::vector<Tensors>& outputs, Tensors& inputs,
                                  const c10d::GatherOptions& options) {
   check_single(inputs, "gather");
   check_rank(options.rootRank, "gather");
-  check_dense(inputs[0], "gather");
+  Staging staging(roads_, "gather", {inputs, first_of(outputs)});
   bool root = options.rootRank == rank_;
-  at::Tensor from = readable(inputs[0]);
+  at::Tensor from = staging.readable(inputs[0]);
   Elements elements = elements_of(from.scalar_type());
   Task task{OpType::GATHER, "weft:gather", inputs, {}, {from}, options.timeout};
   Call call;
@@ -363,7 +438,7 @@ WorkPtr ProcessGroupWeft::gather(std::vector<Tensors>& outputs, Tensors& inputs,
     for (const at::Tensor& output : outputs[0])
       TORCH_CHECK_VALUE(output.numel() == inputs[0].numel(),
                         "weft: gather: the outputs differ in size");
-    at::Tensor flat = joined(outputs[0], false);
+    at::Tensor flat = staging.joined(outputs[0], false);
     call.output = output_of(flat);
     task.held.push_back(flat);
     task.results = outputs[0];
@@ -373,15 +448,15 @@ WorkPtr ProcessGroupWeft::gather(std::vector<Tensors>& outputs, Tensors& inputs,
                       "weft: gather has outputs on its root only");
   }
   task.calls.push_back(call);
-  return start(std::move(task));
+  return start(std::move(task), staging.finished());
 }
 
 WorkPtr ProcessGroupWeft::scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                                   const c10d::ScatterOptions& options) {
   check_single(outputs, "scatter");
   check_rank(options.rootRank, "scatter");
-  check_dense(outputs[0], "scatter");
-  at::Tensor to = writable(outputs[0], false);
+  Staging staging(roads_, "scatter", {outputs, first_of(inputs)});
+  at::Tensor to = staging.writable(outputs[0], false);
   Elements elements = elements_of(to.scalar_type());
   Task task{OpType::SCATTER, "weft:scatter", {}, outputs, {to}, options.timeout};
   Call call;
@@ -394,12 +469,11 @@ WorkPtr ProcessGroupWeft::scatter(Tensors& outputs, std::vector<Tensors>& inputs
     TORCH_CHECK_VALUE(inputs.size() == 1 && inputs[0].size() == ranks(), "weft: scatter needs ",
                       size_, " inputs on its root");
     for (const at::Tensor& input : inputs[0]) {
-      check_dense(input, "scatter");
       check_alike(input, outputs[0], "scatter");
       TORCH_CHECK_VALUE(input.numel() == outputs[0].numel(),
                         "weft: scatter: the inputs differ in size");
     }
-    at::Tensor flat = joined(inputs[0], true);
+    at::Tensor flat = staging.joined(inputs[0], true);
     call.input = input_of(flat);
     task.inputs = inputs[0];
     task.held.push_back(flat);
@@ -410,7 +484,7 @@ WorkPtr ProcessGroupWeft::scatter(Tensors& outputs, std::vector<Tensors>& inputs
   }
   task.finish = [to, outputs] { distribute(to.view(-1), outputs); };
   task.calls.push_back(call);
-  return start(std::move(task));
+  return start(std::move(task), staging.finished());
 }
 
 // ---- reducing and scattering -------------------------------------------------------------
@@ -421,8 +495,9 @@ WorkPtr ProcessGroupWeft::reduce_scatter(Tensors& outputs, std::vector<Tensors>&
   TORCH_CHECK_VALUE(inputs.size() == 1, "weft: reduce_scatter takes one list of inputs");
   check_outputs(inputs[0], outputs[0], rank_, size_, "reduce_scatter");
   Reduction reduction = reduction_of(outputs[0].scalar_type(), options.reduceOp);
-  at::Tensor from = reduction.scaled(joined(inputs[0], true));
-  at::Tensor to = writable(outputs[0], false);
+  Staging staging(roads_, "reduce_scatter", {outputs, inputs[0]});
+  at::Tensor from = staging.summands(inputs[0], reduction);
+  at::Tensor to = staging.writable(outputs[0], false);
   Task task{OpType::REDUCE_SCATTER, "weft:reduce_scatter", inputs[0], outputs, {from, to},
             options.timeout};
   std::vector<uint64_t> counts;
@@ -437,7 +512,7 @@ WorkPtr ProcessGroupWeft::reduce_scatter(Tensors& outputs, std::vector<Tensors>&
   call.op = reduction.op;
   call.counts = task.keep(std::move(counts));
   task.finish = [to, outputs] { distribute(to.view(-1), outputs); };
-  return start(std::move(task));
+  return start(std::move(task), staging.finished());
 }
 
 WorkPtr ProcessGroupWeft::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
@@ -458,16 +533,15 @@ WorkPtr ProcessGroupWeft::reduce_scatter_tensor_coalesced(
             {},
             options.timeout};
   Tensors flat;
+  Staging staging(roads_, "reduce_scatter", {inputs, outputs});
   for (size_t i = 0; i < inputs.size(); ++i) {
-    check_dense(inputs[i], "reduce_scatter");
-    check_dense(outputs[i], "reduce_scatter");
     check_alike(outputs[i], inputs[i], "reduce_scatter");
     TORCH_CHECK_VALUE(inputs[i].numel() == outputs[i].numel() * size_,
                       "weft: reduce_scatter: the input has ", inputs[i].numel(), " elements, not ",
                       size_, " times the ", outputs[i].numel(), " of the output");
     Reduction reduction = reduction_of(inputs[i].scalar_type(), options.reduceOp);
-    at::Tensor from = reduction.scaled(readable(inputs[i]));
-    at::Tensor to = writable(outputs[i], false);
+    at::Tensor from = staging.summand(inputs[i], reduction);
+    at::Tensor to = staging.writable(outputs[i], false);
     Call& call = task.calls.emplace_back();
     call.collective = Collective::reduce_scatter;
     call.input = input_of(from);
@@ -481,7 +555,7 @@ WorkPtr ProcessGroupWeft::reduce_scatter_tensor_coalesced(
   task.finish = [flat, outputs] {
     for (size_t i = 0; i < outputs.size(); ++i) distribute(flat[i].view(-1), {outputs[i]});
   };
-  return start(std::move(task));
+  return start(std::move(task), staging.finished());
 }
 
 // ---- all to all --------------------------------------------------------------------------
@@ -490,8 +564,7 @@ WorkPtr ProcessGroupWeft::alltoall_base(at::Tensor& output, at::Tensor& input,
                                         std::vector<int64_t>& output_splits,
                                         std::vector<int64_t>& input_splits,
                                         const c10d::AllToAllOptions& options) {
-  check_dense(input, "all_to_all");
-  check_dense(output, "all_to_all");
+  Staging staging(roads_, "all_to_all", {input, output});
   check_alike(output, input, "all_to_all");
   auto sizes = [&](const at::Tensor& tensor, const std::vector<int64_t>& splits, uint64_t each) {
     std::vector<uint64_t> out;
@@ -518,7 +591,7 @@ WorkPtr ProcessGroupWeft::alltoall_base(at::Tensor& output, at::Tensor& input,
     return out;
   };
   Elements elements = elements_of(input.scalar_type());
-  at::Tensor from = readable(input), to = writable(output, false);
+  at::Tensor from = staging.readable(input), to = staging.writable(output, false);
   Task task{OpType::ALLTOALL_BASE, "weft:all_to_all", {input}, {output}, {from, to},
             options.timeout};
   Call& call = task.calls.emplace_back();
@@ -530,25 +603,23 @@ WorkPtr ProcessGroupWeft::alltoall_base(at::Tensor& output, at::Tensor& input,
   call.counts = task.keep(sizes(from, input_splits, elements.each));
   call.receive_counts = task.keep(sizes(to, output_splits, elements.each));
   task.finish = [to, output] { distribute(to.view(-1), {output}); };
-  return start(std::move(task));
+  return start(std::move(task), staging.finished());
 }
 
 WorkPtr ProcessGroupWeft::alltoall(Tensors& outputs, Tensors& inputs,
                                    const c10d::AllToAllOptions& options) {
   TORCH_CHECK_VALUE(outputs.size() == ranks() && inputs.size() == ranks(),
                     "weft: all_to_all needs ", size_, " inputs and ", size_, " outputs");
+  Staging staging(roads_, "all_to_all", {inputs, outputs});
   for (const Tensors* list : {&inputs, &outputs})
-    for (const at::Tensor& tensor : *list) {
-      check_dense(tensor, "all_to_all");
-      check_alike(tensor, inputs[0], "all_to_all");
-    }
+    for (const at::Tensor& tensor : *list) check_alike(tensor, inputs[0], "all_to_all");
   Elements elements = elements_of(inputs[0].scalar_type());
   auto sizes = [&](const Tensors& list) {
     std::vector<uint64_t> out;
     for (const at::Tensor& tensor : list) out.push_back(size_of(tensor) * elements.each);
     return out;
   };
-  at::Tensor from = joined(inputs, true), to = joined(outputs, false);
+  at::Tensor from = staging.joined(inputs, true), to = staging.joined(outputs, false);
   Task task{OpType::ALLTOALL, "weft:all_to_all", inputs, outputs, {from, to}, options.timeout};
   Call& call = task.calls.emplace_back();
   call.collective = Collective::all_to_all;
@@ -559,7 +630,7 @@ WorkPtr ProcessGroupWeft::alltoall(Tensors& outputs, Tensors& inputs,
   call.counts = task.keep(sizes(inputs));
   call.receive_counts = task.keep(sizes(outputs));
   task.finish = [to, outputs] { distribute(to, outputs); };
-  return start(std::move(task));
+  return start(std::move(task), staging.finished());
 }
 
 WorkPtr ProcessGroupWeft::barrier(const c10d::BarrierOptions& options) {
@@ -589,33 +660,41 @@ WorkPtr ProcessGroupWeft::endCoalescing() {
     parts.swap(coalesced_);
   }
   Tensors results;
-  for (const auto& part : parts)
+  std::vector<c10::Device> devices;
+  for (const auto& part : parts) {
     results.insert(results.end(), part->results().begin(), part->results().end());
+    devices.insert(devices.end(), part->devices().begin(), part->devices().end());
+  }
   std::shared_ptr<Outcome> whole;
   {
     std::lock_guard lock(mutex_);
-    whole = remember(std::move(results));
+    whole = remember(std::move(results), std::move(devices));
   }
   auto work = c10::make_intrusive<Handle>(rank_, OpType::COALESCED, nullptr, std::nullopt, whole);
   struct Rest {
     std::atomic<size_t> left;
     std::mutex mutex;
     std::exception_ptr failure;
+    std::vector<ArrivalPtr> arrivals;
   };
   auto rest = std::make_shared<Rest>();
   rest->left = parts.size() + 1;
-  auto one_less = [rest, whole](std::exception_ptr failure) {
-    if (failure) {
+  auto one_less = [rest, whole](std::exception_ptr failure, std::vector<ArrivalPtr> arrivals) {
+    {
       std::lock_guard lock(rest->mutex);
-      if (!rest->failure) rest->failure = std::move(failure);
+      if (failure && !rest->failure) rest->failure = std::move(failure);
+      rest->arrivals.insert(rest->arrivals.end(), arrivals.begin(), arrivals.end());
     }
-    if (rest->left.fetch_sub(1) == 1) whole->settle(rest->failure);
+    if (rest->left.fetch_sub(1) == 1) whole->settle(rest->failure, -1, rest->arrivals);
   };
   for (const auto& part : parts)
-    part->future()->addCallback([one_less](c10::ivalue::Future& done) {
-      one_less(done.hasError() ? done.exception_ptr() : nullptr);
+    // Whoever completes a part holds it; a callback that did so would hold itself.
+    part->future()->addCallback([one_less, one = std::weak_ptr(part)](c10::ivalue::Future& done) {
+      auto ended = one.lock();
+      one_less(done.hasError() ? done.exception_ptr() : nullptr,
+               ended ? ended->arrivals() : std::vector<ArrivalPtr>{});
     });
-  one_less(nullptr);
+  one_less(nullptr, {});
   return work;
 }
 
@@ -668,6 +747,8 @@ void ProcessGroupWeft::close(milliseconds patience) {
     std::lock_guard lock(mutex_);
     if (std::exchange(closed_, true)) return;
   }
+  *hurry_ = *hurry_ || patience <= kPatienceAtEnd;
+  if (starter_) starter_->stop();
   // The first group of a job is the job.
   if (part_ == 0) job_->close(patience);
   if (stepper_) stepper_->stop();

@@ -2,7 +2,8 @@
 //
 // Each collective is one or more calls of weft, started in the order in which torch calls them,
 // and done on the Completer's thread. Memory that weft can use as it is is used as it is; the rest
-// goes through copies.
+// goes through copies, that of an accelerator through pinned memory (staging.h): such a call is
+// started when the copy is there, and so is what was called after it.
 //
 // Threads: any, as torch has it: the ranks of a group agree on the order of calls. Called without
 // Python's lock; the destructor may have it.
@@ -14,6 +15,7 @@
 
 #include "elements.h"
 #include "job.h"
+#include "staging.h"
 #include "work.h"
 
 namespace weft::torch_backend {
@@ -94,6 +96,8 @@ class ProcessGroupWeft final : public c10d::Backend {
   void close(milliseconds patience);
 
   const std::shared_ptr<Job>& job() const { return job_; }
+  // Memory for copies from and to devices.
+  HostMemory::Figures staging() { return roads_.memory().figures(); }
   // Whether it has the ranks of its job, all and in that order.
   bool is_whole_job() const { return job_->has_exactly(global_); }
 
@@ -115,7 +119,12 @@ class ProcessGroupWeft final : public c10d::Backend {
       return counts.emplace_back(std::move(list));
     }
   };
-  WorkPtr start(Task task);
+  WorkPtr start(Task task, std::shared_ptr<Passage> passage = nullptr);
+  // REQUIRES: mutex_ is held, as for the next.
+  void start_now(const std::shared_ptr<Flight>& flight, const Task& task);
+  void start_when_there(const std::shared_ptr<Flight>& flight, std::shared_ptr<const Task> task,
+                        Nanos deadline);
+  std::exception_ptr wait_for_copies(const Flight& flight, Nanos deadline);
   WorkPtr start_sparse(at::Tensor tensor, const c10d::AllreduceOptions& options);
   void sum_sparse(const at::Tensor& tensor, bool mean, Nanos deadline);
   void run_and_wait(const Call& call);
@@ -123,7 +132,7 @@ class ProcessGroupWeft final : public c10d::Backend {
   WorkPtr message(Tensors& tensors, uint32_t peer, int tag, bool sends, c10d::OpType type,
                   const char* title);
   void check_rank(int64_t rank, const char* what) const;
-  std::shared_ptr<Outcome> remember(Tensors results);
+  std::shared_ptr<Outcome> remember(Tensors results, std::vector<c10::Device> devices = {});
   Nanos deadline_of(milliseconds timeout) const;
   uint32_t ranks() const { return static_cast<uint32_t>(size_); }
 
@@ -133,7 +142,14 @@ class ProcessGroupWeft final : public c10d::Backend {
   uint64_t side_part_ = 0;  // the same ranks, for what asks before it knows how much there is
   std::shared_ptr<Completer> completer_;
   std::shared_ptr<Completer> stepper_;  // for what takes several steps; made when first needed
-  std::mutex mutex_;                    // the order of calls
+  // For what has to be copied from a device first, and what was called after it: in the order of
+  // calls. Made when first needed.
+  std::shared_ptr<Completer> starter_;
+  size_t waiting_ = 0;  // for starter_
+  Roads roads_;
+  // The group is about to end, and devices are not waited for as long as else.
+  std::shared_ptr<std::atomic<bool>> hurry_ = std::make_shared<std::atomic<bool>>(false);
+  std::mutex mutex_;  // the order of calls
   c10::intrusive_ptr<Options> options_;
   std::atomic<uint64_t> sequence_{0};
   std::list<std::weak_ptr<Outcome>> outcomes_;  // that were not told yet

@@ -260,6 +260,14 @@ PYBIND11_MODULE(_C, module) {
         weft::torch_backend::Completer::stop_all();
       },
       py::arg("patience"), py::call_guard<py::gil_scoped_release>());
+  module.def(
+      "staging",
+      [](const c10::intrusive_ptr<c10d::Backend>& backend) {
+        auto figures = weft_of(backend).staging();
+        return std::map<std::string, uint64_t>{
+            {"allocations", figures.allocations}, {"used", figures.used}, {"kept", figures.kept}};
+      },
+      py::arg("backend"));
   module.def("launched", &launched);
   bind_recording(module);
   bind_exchange(module);

@@ -1,5 +1,7 @@
 #include "elements.h"
 
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+
 namespace weft::torch_backend {
 namespace {
 
@@ -102,10 +104,17 @@ Reduction reduction_of(at::ScalarType type, const c10d::ReduceOp& given) {
   return out;
 }
 
+namespace {
+
+bool has_guard(c10::Device device) { return c10::impl::hasDeviceGuardImpl(device.type()); }
+
+}  // namespace
+
 void check_dense(const at::Tensor& tensor, const char* what) {
   TORCH_CHECK(tensor.defined(), "weft: ", what, " got an undefined tensor");
-  TORCH_CHECK(tensor.device().is_cpu(), "weft: ", what, " got a tensor on ", tensor.device(),
-              "; only tensors in the processor's memory can be sent");
+  TORCH_CHECK(tensor.device().is_cpu() || (!tensor.is_meta() && has_guard(tensor.device())),
+              "weft: ", what, " got a tensor on ", tensor.device(),
+              "; it takes tensors in the processor's memory, or on an accelerator of this torch");
   TORCH_CHECK(tensor.layout() == at::kStrided, "weft: ", what,
               " takes dense tensors only, and got ", tensor.layout());
 }
@@ -160,7 +169,9 @@ void distribute(const at::Tensor& flat, const std::vector<at::Tensor>& tensors) 
   if (is_memory_of(flat, tensors)) return;
   int64_t at = 0;
   for (const at::Tensor& tensor : tensors) {
-    tensor.detach().copy_(flat.narrow(0, at, tensor.numel()).view(tensor.sizes()));
+    // Pinned memory stays as it is until the copy is done; other memory may not.
+    bool queued = !tensor.is_cpu() && flat.is_pinned();
+    tensor.detach().copy_(flat.narrow(0, at, tensor.numel()).view(tensor.sizes()), queued);
     at += tensor.numel();
   }
 }

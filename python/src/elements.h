@@ -28,7 +28,8 @@ struct Reduction {
 // Raises with words for a combination that has no meaning.
 Reduction reduction_of(at::ScalarType type, const c10d::ReduceOp& op);
 
-// Raises unless it is a dense tensor in the processor's memory.
+// Raises unless it is a dense tensor, in the processor's memory or on a device that torch can
+// guard.
 void check_dense(const at::Tensor& tensor, const char* what);
 
 // Memory that weft reads: the tensor's own if it lies there as weft needs it, else a copy.

@@ -33,14 +33,15 @@ WorkPtr ProcessGroupWeft::message(Tensors& tensors, uint32_t peer, int tag, bool
                                   const char* title) {
   TORCH_CHECK_VALUE(tensors.size() == 1, "weft: ", title, " takes one tensor, and got ",
                     tensors.size());
-  check_dense(tensors[0], title);
-  at::Tensor memory = not_empty(sends ? readable(tensors[0]) : writable(tensors[0], false));
+  Staging staging(roads_, title, {tensors});
+  at::Tensor memory =
+      not_empty(sends ? staging.readable(tensors[0]) : staging.writable(tensors[0], false));
   Task task{type, title, tensors, tensors, {memory}};
   task.collective = false;
   task.calls.push_back(message_call(memory, peer, static_cast<uint32_t>(tag), sends));
   if (!sends && tensors[0].numel() > 0)
     task.finish = [memory, to = tensors] { distribute(memory.view(-1), to); };
-  return start(std::move(task));
+  return start(std::move(task), staging.finished());
 }
 
 WorkPtr ProcessGroupWeft::send(Tensors& tensors, int to, int tag) {

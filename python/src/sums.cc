@@ -77,6 +77,8 @@ void Sums::place(const std::vector<at::Tensor>& parameters) {
   int64_t bytes = 0;
   for (const at::Tensor& parameter : parameters) {
     check_dense(parameter, "an exchange of gradients");
+    TORCH_CHECK_VALUE(parameter.is_cpu(), "weft: an exchange of gradients got a parameter on ",
+                      parameter.device(), "; it takes those in the processor's memory only");
     offsets.push_back(bytes);
     bytes += aligned(static_cast<int64_t>(parameter.nbytes()));
   }

@@ -3,10 +3,12 @@
 #include <pthread.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <csignal>
 
 #include <ATen/ATen.h>
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "job.h"
 
@@ -14,13 +16,13 @@ namespace weft::torch_backend {
 
 // ---- Outcome -----------------------------------------------------------------------------
 
-Outcome::Outcome(std::vector<at::Tensor> results)
+Outcome::Outcome(std::vector<at::Tensor> results, std::vector<c10::Device> devices)
     : results_(std::move(results)),
-      future_(
-          c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()))) {
-}
+      devices_(std::move(devices)),
+      future_(c10::make_intrusive<c10::ivalue::Future>(
+          c10::ListType::create(c10::TensorType::get()), devices_)) {}
 
-void Outcome::settle(std::exception_ptr failure, int source) {
+void Outcome::settle(std::exception_ptr failure, int source, std::vector<ArrivalPtr> arrivals) {
   std::function<void()> ended;
   {
     std::lock_guard lock(mutex_);
@@ -32,13 +34,32 @@ void Outcome::settle(std::exception_ptr failure, int source) {
     std::lock_guard lock(mutex_);
     failure_ = failure;
     source_ = source;
+    arrivals_ = arrivals;
     completed_ = true;
   }
   changed_.notify_all();
-  if (failure)
+  if (failure) {
     future_->setError(failure);
-  else
+    return;
+  }
+  if (arrivals.empty()) {
     future_->markCompleted(c10::IValue(results_));
+    return;
+  }
+  // The future's own events are recorded on the streams that are current: one of each device, on
+  // which all results of that device are there.
+  std::vector<c10::Stream> streams;
+  for (const ArrivalPtr& arrival : arrivals) {
+    auto known = std::find_if(streams.begin(), streams.end(), [&](const c10::Stream& stream) {
+      return stream.device() == arrival->stream.device();
+    });
+    if (known == streams.end())
+      streams.push_back(arrival->stream);
+    else
+      arrival->event.block(*known);
+  }
+  c10::MultiStreamGuard guard(streams);
+  future_->markCompleted(c10::IValue(results_));
 }
 
 bool Outcome::wait(std::chrono::milliseconds timeout) {
@@ -52,7 +73,20 @@ bool Outcome::wait(std::chrono::milliseconds timeout) {
 
 bool Outcome::completed() {
   std::lock_guard lock(mutex_);
-  return completed_;
+  return completed_ && std::all_of(arrivals_.begin(), arrivals_.end(),
+                                   [](const ArrivalPtr& one) { return one->event.query(); });
+}
+
+std::vector<ArrivalPtr> Outcome::arrivals() {
+  std::lock_guard lock(mutex_);
+  return arrivals_;
+}
+
+void Outcome::synchronize() {
+  for (const ArrivalPtr& arrival : arrivals()) {
+    c10::impl::VirtualGuardImpl guard(arrival->stream.device_type());
+    arrival->event.block(guard.getStream(arrival->stream.device()));
+  }
 }
 
 std::exception_ptr Outcome::failure() {
@@ -84,6 +118,7 @@ bool Handle::wait(std::chrono::milliseconds timeout) {
                      c10d::opTypeToString(opType_), " was not done within ", timeout.count(),
                      " ms; it goes on");
   if (std::exception_ptr failure = outcome_->failure()) std::rethrow_exception(failure);
+  outcome_->synchronize();
   return true;
 }
 
@@ -129,7 +164,11 @@ void Completer::done(const std::shared_ptr<Flight>& flight, Result<void> result)
   }
   if (flight->pending.fetch_sub(1) > 1) return;
   // After stop() everyone has been told already, and what it holds goes here.
-  post([flight] { end(*flight); });
+  post([flight] { end(*flight, nullptr); });
+}
+
+void Completer::fail(const std::shared_ptr<Flight>& flight, std::exception_ptr failure) {
+  post([flight, failure = std::move(failure)] { end(*flight, failure); });
 }
 
 bool Completer::post(std::function<void()> task) {
@@ -183,25 +222,35 @@ void Completer::loop() {
   }
 }
 
-void Completer::end(Flight& flight) {
-  std::exception_ptr failure;
+void Completer::end(Flight& flight, std::exception_ptr failure) {
   int source = -1;
+  std::vector<ArrivalPtr> arrivals;
   try {
-    {
+    if (!failure) {
       std::lock_guard lock(flight.mutex);
       if (flight.error) failure = exception_of(*flight.error);
     }
     if (flight.work)
       if (auto from = flight.work->source()) source = static_cast<int>(from->index);
-    if (!failure && flight.finish) flight.finish();
+    if (!failure && flight.passage) {
+      if (ArrivalPtr arrival = flight.passage->come_back(flight.finish))
+        arrivals.push_back(std::move(arrival));
+    } else if (!failure && flight.finish) {
+      flight.finish();
+    }
   } catch (...) {
     failure = std::current_exception();
   }
   std::shared_ptr<Outcome> outcome = std::move(flight.outcome);
   flight.finish = nullptr;
+  flight.passage.reset();
   flight.work.reset();
   flight.held.clear();
-  outcome->settle(std::move(failure), source);
+  outcome->settle(std::move(failure), source, std::move(arrivals));
+}
+
+std::string Flight::device_name() const {
+  return passage ? passage->road().device.str() : std::string("the processor");
 }
 
 }  // namespace weft::torch_backend

@@ -74,6 +74,14 @@ def layouts(rank, size):
     total = size * (size + 1) / 2
     same(whole[:, 1:3], torch.full((4, 2), total))
     assert whole[:, 0].abs().sum() == 0 and whole[:, 3:].abs().sum() == 0
+    # The root's values come into whatever layout the others have.
+    for root in range(size):
+        ours = torch.full((3, 2), float(rank)).t() if rank != root else torch.arange(6.0).view(2, 3)
+        dist.broadcast(ours, root)
+        same(ours, torch.arange(6.0).view(2, 3))
+        ours = torch.tensor(float(rank))
+        dist.broadcast(ours, root)
+        same(ours, torch.tensor(float(root)))
     together = torch.zeros(size, 3)
     dist.all_gather(list(together.unbind()), torch.full((3,), float(rank)))
     same(together, torch.arange(float(size)).view(-1, 1).expand(size, 3))

@@ -54,6 +54,7 @@ try:
 except ImportError as _failure:
     raise ImportError(_explain(str(_failure))) from _failure
 
+from weft.torch import _model  # noqa: E402
 from weft.torch._attach import Attachment, attach, detach, synchronize  # noqa: E402
 from weft.torch._record import Recording, record, record_every_ddp, stop_all  # noqa: E402
 
@@ -69,6 +70,8 @@ __all__ = [
     "synchronize",
 ]
 
+# Tensors on anything but the processor are copied through its memory (src/staging.h).
+_DEVICES = ["cpu", "cuda", "privateuseone"]
 # What a program that ends without destroy_process_group() gives the others to say goodbye.
 _PATIENCE = datetime.timedelta(seconds=5)
 
@@ -86,14 +89,17 @@ def _create(options: Any, _backend_options: Any) -> Any:
 def _register() -> None:
     """Registers the backend; torch calls it when it finds the entry point."""
     if not hasattr(_dist.Backend, "WEFT"):
-        _dist.Backend.register_backend("weft", _create, extended_api=True, devices=["cpu"])
+        _dist.Backend.register_backend("weft", _create, extended_api=True, devices=_DEVICES)
 
 
 def _backend(group: Optional[Any]) -> Any:
     group = group if group is not None else _dist.group.WORLD
     if group is None:
         raise ValueError("there is no process group: call init_process_group first")
-    return group._get_backend(torch.device("cpu"))
+    backend = _model.backend_of(group)
+    if backend is None:
+        raise TypeError("this is not a process group of weft")
+    return backend
 
 
 def status(group: Optional["_dist.ProcessGroup"] = None) -> dict:

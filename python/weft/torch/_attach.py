@@ -288,11 +288,8 @@ def _attachment_of(model: DistributedDataParallel) -> Attachment:
 
 
 def _backend_of(model: DistributedDataParallel) -> Any:
-    try:
-        backend = model.process_group._get_backend(torch.device("cpu"))
-    except RuntimeError:
-        backend = None
-    if backend is None or not _C.is_weft(backend):
+    backend = _model.backend_of(model.process_group)
+    if backend is None:
         raise ValueError(
             "weft.torch.attach needs a model whose process group is of weft, and this one's is of "
             f"\"{dist.get_backend(model.process_group)}\": call init_process_group(\"weft\")"
@@ -312,6 +309,12 @@ def _check_options(model: DistributedDataParallel) -> None:
     for what, found in refused.items():
         if found:
             raise ValueError(f"weft cannot be attached to a model with {what}: leave it out")
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and parameter.device.type != "cpu":
+            raise ValueError(
+                f'weft cannot be attached to a model on an accelerator: parameter "{name}" is on '
+                f"{parameter.device}: leave its gradients to DDP, which go over weft too"
+            )
     for name, module in model.module.named_modules():
         if isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag)) and module.sparse:
             raise ValueError(

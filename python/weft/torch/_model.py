@@ -1,10 +1,24 @@
-"""What a model is to a trace and to a plan: layers in forward order, and tensors that belong to them."""
+"""What a model is to a trace and to a plan: layers in forward order, and tensors that belong to them.
+
+And where a process group's backend is found.
+"""
 
 from __future__ import annotations
 
-from typing import List, NamedTuple
+from typing import Any, List, NamedTuple, Optional
 
 import torch
+
+from weft.torch import _C
+
+
+def backend_of(group: Any) -> Optional[Any]:
+    """weft's backend of a process group, for whichever devices it is; None if it has none."""
+    for device in group._device_types:
+        backend = group._get_backend(device)
+        if _C.is_weft(backend):
+            return backend
+    return None
 
 
 class Tensor(NamedTuple):

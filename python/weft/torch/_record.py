@@ -19,7 +19,7 @@ from torch.utils.data import dataloader as _loaders
 
 from weft.torch import _C
 from weft.torch._attach import _attached
-from weft.torch._model import Description, describe
+from weft.torch._model import Description, backend_of, describe
 
 
 class Nothing:
@@ -250,8 +250,8 @@ def _start(model: torch.nn.Module, description: Description) -> Optional["_C.Rec
     if group is None:
         raise ValueError("record: there is no process group: call init_process_group first")
     parameters = [(one.name, one.parameter, one.layer) for one in description.tensors]
-    backend = group._get_backend(torch.device("cpu"))
-    if _C.is_weft(backend):
+    backend = backend_of(group)
+    if backend is not None:
         return _C.record(backend, description.layers, parameters)
     folder = os.environ.get("WEFT_TRACE")
     if not folder:
