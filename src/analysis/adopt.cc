@@ -93,6 +93,22 @@ Found match(const std::map<uint32_t, Step>& steps, const std::vector<Call>& call
   return found;
 }
 
+// DDP's wait ends when it has copied the sums to where they belong: only until the last of them is
+// there was it waiting.
+void end_waits_with_sums(trace::Process& process) {
+  std::map<uint32_t, int64_t> last;  // by iteration
+  for (const Event& event : process.events)
+    if (is_sum(event) && event.operation < kCalled && event.iteration != kNone) {
+      auto [at, made] = last.try_emplace(event.iteration, event.end_ns());
+      at->second = std::max(at->second, event.end_ns());
+    }
+  for (Event& event : process.events) {
+    if (event.kind != Kind::wait || event.tensor != kNone) continue;
+    if (auto at = last.find(event.iteration); at != last.end() && at->second < event.end_ns())
+      event.duration_ns = std::max<int64_t>(0, at->second - event.start_ns);
+  }
+}
+
 // What all ranks say alike, and whole iterations of it only.
 Found agreed(const std::vector<Found>& by_rank, const std::map<uint32_t, Step>& steps) {
   Found out = by_rank.front();
@@ -141,11 +157,14 @@ void rewrite(trace::Process& process, const std::map<uint32_t, Step>& steps,
     }
   }
   process.events.insert(process.events.end(), done.begin(), done.end());
+  end_waits_with_sums(process);
 }
 
-// What the framework did, said as a plan: lanes and chunks were those of the plan in force.
-Result<plan::Plan> plan_of(const trace::Process& process, const Step& step) {
-  WEFT_ASSIGN(plan::Plan plan, plan::parse(process.environment.plan_text));
+// What the framework did, said as a plan. Lanes and chunks were those of the plan in force; where
+// somebody else carried the sums, weft's would be those of its default.
+Result<plan::Plan> plan_of(const trace::Process& process, const Step& step, bool by_others) {
+  WEFT_ASSIGN(plan::Plan plan,
+              by_others ? plan::preset("default") : plan::parse(process.environment.plan_text));
   plan.name = "ddp";
   plan.comment = "what PyTorch's DistributedDataParallel did by itself";
   plan.buckets.clear();
@@ -161,6 +180,15 @@ Result<plan::Plan> plan_of(const trace::Process& process, const Step& step) {
   plan.barrier = plan::Barrier::all;
   WEFT_TRY(plan::validate(plan));
   return plan;
+}
+
+// Weft records every message of an operation, any other library none.
+bool are_summed_by_others(const trace::Trace& trace) {
+  if (trace.processes.size() < 2) return false;
+  for (const trace::Process& process : trace.processes)
+    for (const Event& event : process.events)
+      if (event.kind == Kind::chunk) return false;
+  return true;
 }
 
 }  // namespace
@@ -184,7 +212,9 @@ std::vector<std::string> adopt_called_sums(trace::Trace& trace) {
     return {
         "gradients were summed in buckets, and no operation of their sizes was found: how they "
         "travelled is not known"};
-  auto plan = plan_of(trace.processes.front(), steps.front().at(all.rbegin()->first.first));
+  const bool by_others = are_summed_by_others(trace);
+  auto plan =
+      plan_of(trace.processes.front(), steps.front().at(all.rbegin()->first.first), by_others);
   if (!plan) return {"the plan in the trace cannot be read: " + plan.error().message()};
   std::map<uint32_t, std::pair<uint32_t, Place>> by_call;
   std::set<uint32_t> iterations;
@@ -200,10 +230,19 @@ std::vector<std::string> adopt_called_sums(trace::Trace& trace) {
     environment.plan_text = plan::canonical(*plan);
     trace.processes[p].notes.push_back({0, kAdopted, std::to_string(by_call.size())});
   }
-  return {
+  std::vector<std::string> said = {
       text("gradients went by all-reduces that the framework called, one a bucket, %zu in an "
            "iteration, from iteration %u on: this is taken for the plan in force",
            plan->buckets.size(), *iterations.begin())};
+  if (by_others) {
+    for (trace::Process& process : trace.processes)
+      process.notes.push_back({0, graph::kSumsBy, "another backend"});
+    said.push_back(
+        "another backend summed them, not weft: what it was measured to take is all that is known "
+        "of that; the plan in force stands for weft with these buckets and the lanes of its "
+        "default");
+  }
+  return said;
 }
 
 bool framework_cuts(const trace::Trace& trace) {

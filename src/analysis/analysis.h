@@ -22,8 +22,14 @@ namespace weft::analysis {
 // Gradients that say their bucket, in a run without an exchange, were summed by all-reduces that a
 // framework called itself (PyTorch's DDP). Finds which those were, on all ranks alike, and makes of
 // them what an exchange would have recorded, and of the buckets the plan in force. Says what it
-// did; nothing where there is nothing to do.
+// did; nothing where there is nothing to do. Sums without messages are of another backend: then the
+// plan is what weft would do with these buckets.
 std::vector<std::string> adopt_called_sums(trace::Trace& trace);
+// Adds to a run what `weft probe` measured under the same launcher: ranks, hosts and their clocks
+// must be those of the run, which must have no probe of its own.
+Result<void> add_probe(trace::Trace& run, const trace::Trace& probe);
+// A folder of this name inside a run is its probe, where the run has none of its own.
+inline constexpr const char* kProbeFolder = "probe";
 // Whether that was so: then the framework cuts and orders gradients itself, and of a plan it obeys
 // lanes, chunks, workers and algorithms.
 bool framework_cuts(const trace::Trace& trace);
@@ -61,7 +67,9 @@ struct Recorded {
 };
 // Errors name the run, what it lacks, and what to do. `under`: keep_one_plan().
 Result<Recorded> understand(trace::Trace trace, const std::string& under = "");
-Result<Recorded> understand(const std::string& run, const std::string& under = "");
+// With a probe of its own, or that of the folder `probe`, or that of the one inside the run's.
+Result<Recorded> understand(const std::string& run, const std::string& under = "",
+                            const std::string& probe = "");
 
 // The same, and what prediction needs. A run that moved no gradient is replayed as compute alone,
 // and its remarks say so.
@@ -71,7 +79,8 @@ struct Analysis {
   replay::Replayer replayer;
 };
 Result<Analysis> analyze(Recorded recorded);
-Result<Analysis> analyze(const std::string& run, const std::string& under = "");
+Result<Analysis> analyze(const std::string& run, const std::string& under = "",
+                         const std::string& probe = "");
 
 // Writes every process of a trace into a folder, which must be absent or empty.
 Result<void> write_run(const trace::Trace& trace, const std::string& folder);

@@ -62,6 +62,13 @@ std::string json(const std::string& run, const Analysis& analysis,
     bounds.push_back({{"name", bound.name},
                       {"iteration_ms", ms(bound.iteration_ns)},
                       {"gain_percent", bound.gain_percent}});
+  Json alternatives = Json::array();
+  for (const diagnose::Alternative& way : diagnosis.alternatives)
+    alternatives.push_back({{"name", way.name},
+                            {"iteration_ms", ms(way.iteration_ns)},
+                            {"gain_percent", way.gain_percent},
+                            {"low", way.low},
+                            {"high", way.high}});
   std::vector<std::string> remarks = analysis.recorded.remarks;
   remarks.insert(remarks.end(), diagnosis.remarks.begin(), diagnosis.remarks.end());
   return text_of({{"run", run},
@@ -76,6 +83,7 @@ std::string json(const std::string& run, const Analysis& analysis,
                   {"findings", findings_of(diagnosis)},
                   {"rejected", diagnosis.rejected},
                   {"bounds", std::move(bounds)},
+                  {"alternatives", std::move(alternatives)},
                   {"fidelity_error_percent", diagnosis.fidelity_error_percent},
                   {"layers", details(diagnosis.layers)},
                   {"tensors", details(diagnosis.tensors)},

@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <filesystem>
 
-#include "weft/analysis.h"
+#include "probe.h"
 
 namespace weft::analysis {
 namespace {
@@ -21,15 +21,6 @@ bool without_communication(const graph::Graph& graph) {
          std::none_of(graph.nodes.begin(), graph.nodes.end(), [](const graph::Node& node) {
            return node.type == graph::NodeType::ready || node.type == graph::NodeType::send;
          });
-}
-
-bool has_probe(const trace::Trace& trace) {
-  return std::any_of(
-      trace.processes.begin(), trace.processes.end(), [](const trace::Process& process) {
-        return std::any_of(
-            process.probe.begin(), process.probe.end(),
-            [](const trace::ProbeResult& result) { return result.type == trace::ProbeType::rate; });
-      });
 }
 
 void remark_notes(const trace::Trace& trace, std::vector<std::string>& remarks) {
@@ -78,6 +69,7 @@ Result<Recorded> understand(trace::Trace trace, const std::string& under) {
   for (std::string& iterations : trace::infer_iterations(out.trace))
     inferred.push_back(std::move(iterations));
   for (std::string& adopted : adopt_called_sums(out.trace)) inferred.push_back(std::move(adopted));
+  tell_hosts_apart(out.trace);
   WEFT_ASSIGN(out.alignment, put_on_one_clock(out.trace));
   WEFT_ASSIGN(out.graph, graph::build(out.trace));
   if (!is_predicted(out.trace)) out.remarks = out.alignment.remarks;
@@ -95,8 +87,28 @@ Result<Recorded> understand(trace::Trace trace, const std::string& under) {
   return out;
 }
 
-Result<Recorded> understand(const std::string& run, const std::string& under) {
+namespace {
+
+// Nothing where there is none to add.
+Result<void> add_probe_of(const std::string& run, const std::string& probe, trace::Trace& trace) {
+  std::error_code ignored;
+  const std::string inside = run + "/" + kProbeFolder;
+  const bool own = probe.empty() && !has_probe(trace) && fs::is_directory(inside, ignored);
+  if (probe.empty() && !own) return {};
+  const std::string& folder = own ? inside : probe;
+  auto measured = trace::read(folder);
+  if (!measured) return std::move(measured).error();
+  auto added = add_probe(trace, *measured);
+  if (!added) return std::move(added).error().in("the probe " + folder);
+  return {};
+}
+
+}  // namespace
+
+Result<Recorded> understand(const std::string& run, const std::string& under,
+                            const std::string& probe) {
   WEFT_ASSIGN(trace::Trace trace, trace::read(run));
+  WEFT_TRY(add_probe_of(run, probe, trace));
   // A file that was lost may be why a rank is missing: the reader knows more than the graph.
   std::string lost;
   for (const trace::Damage& damage : trace.damage)
@@ -124,6 +136,13 @@ Result<Analysis> analyze(Recorded recorded) {
       recorded.remarks.push_back(
           "the run moved no gradient: everything here is about compute alone, and no plan can "
           "change it");
+  } else if (!recorded.graph.sums_by.empty() && !has_probe(recorded.trace)) {
+    return error(Code::unsupported,
+                 "%s carried its sums, so that nothing in it says what weft would carry: take a "
+                 "probe with the launcher of the run (weft run -n %u -- weft probe -o PROBE, or "
+                 "torchrun --no-python ... weft probe -o PROBE), and add --probe PROBE, or let "
+                 "PROBE be the folder \"%s\" inside the run's",
+                 recorded.graph.sums_by.c_str(), recorded.graph.ranks, kProbeFolder);
   } else if (recorded.graph.ranks > 1 && !recorded.predicted() && !has_probe(recorded.trace)) {
     recorded.remarks.push_back(
         "the trace has no probe: more lanes than were used, and the rate of the link, are unknown; "
@@ -141,8 +160,9 @@ Result<Analysis> analyze(Recorded recorded) {
   return Analysis{std::move(recorded), std::move(costs), std::move(replayer)};
 }
 
-Result<Analysis> analyze(const std::string& run, const std::string& under) {
-  WEFT_ASSIGN(Recorded recorded, understand(run, under));
+Result<Analysis> analyze(const std::string& run, const std::string& under,
+                         const std::string& probe) {
+  WEFT_ASSIGN(Recorded recorded, understand(run, under, probe));
   auto out = analyze(std::move(recorded));
   if (!out) return std::move(out).error().in(run);
   return out;

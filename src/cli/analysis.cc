@@ -73,6 +73,7 @@ Json fidelity_json(const trace::Environment& environment, const replay::Fidelity
   return {{"measured_ms", to_target_ms(environment, fidelity.measured_ns)},
           {"replayed_ms", to_target_ms(environment, fidelity.replayed_ns)},
           {"error_percent", fidelity.error_percent},
+          {"sums_as_measured", fidelity.sums_as_measured},
           {"ranks", rows(fidelity.ranks)},
           {"kinds", rows(fidelity.kinds)}};
 }

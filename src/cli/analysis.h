@@ -24,6 +24,10 @@ Result<replay::Cluster> cluster_of(const std::vector<std::string>& assignments, 
 inline constexpr const char* kAsLab =
     "As the run's lab would measure it, where all hosts share one machine's processors; otherwise "
     "as the cluster that it stands for";
+// The same option of several verbs.
+inline constexpr const char* kProbeOption =
+    "What weft probe -o PROBE measured under the launcher of a run that has no probe of its own; "
+    "RUN/probe if absent";
 inline constexpr const char* kUnder =
     "Where the plan changed during the run: take the steps under the plan of this name or hash; "
     "the "

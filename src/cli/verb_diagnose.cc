@@ -14,6 +14,7 @@ namespace {
 
 struct Options {
   std::string run;
+  std::string probe;
   std::string under;
   bool json = false;
 };
@@ -84,7 +85,7 @@ void print_layers(const trace::Environment& environment, const diagnose::Diagnos
 }
 
 Outcome run(const Options& options) {
-  auto analysis = analysis::analyze(options.run, options.under);
+  auto analysis = analysis::analyze(options.run, options.under, options.probe);
   if (!analysis) return Outcome::bad_input(analysis.error());
   auto diagnosis = diagnose::diagnose(analysis->recorded.graph, analysis->replayer);
   if (!diagnosis) return Outcome::bad_input(std::move(diagnosis).error().in(options.run));
@@ -97,6 +98,10 @@ Outcome run(const Options& options) {
   print_findings(*diagnosis);
   print_layers(environment, *diagnosis);
   print("\n");
+  for (const diagnose::Alternative& way : diagnosis->alternatives)
+    print(text("instead     %s: %s, %.1f %% less (%.1f to %.1f)\n", way.name.c_str(),
+               target_ms(environment, way.iteration_ns).c_str(), way.gain_percent, way.low,
+               way.high));
   for (const diagnose::Bound& bound : diagnosis->bounds)
     print(text("bound       %s: %s, %.1f %% less\n", bound.name.c_str(),
                target_ms(environment, bound.iteration_ns).c_str(), bound.gain_percent));
@@ -113,6 +118,7 @@ void add_diagnose(CLI::App& app, Context& context) {
       add_verb(app, "diagnose", "Says where the time went and what it would pay to fix.",
                "weft diagnose run7/");
   verb->add_option("RUN", options->run, "A run folder")->required();
+  verb->add_option("--probe", options->probe, kProbeOption)->type_name("PROBE");
   verb->add_option("--under", options->under, kUnder);
   verb->add_flag("--json", options->json, "Print one JSON object, with every layer and tensor");
   on_call(*verb, context, [options] { return run(*options); });

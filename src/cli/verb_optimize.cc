@@ -20,6 +20,7 @@ using Json = nlohmann::ordered_json;
 
 struct Options {
   std::string run;
+  std::string probe;
   std::string under;
   std::string output;
   std::string budget = "10s";
@@ -110,7 +111,7 @@ Outcome run(const Options& options) {
   search.without = options.without;
   search.progress = narrator();
   WEFT_ASSIGN(search.cluster, cluster_of(options.set, options.as_lab));
-  auto analysis = analysis::analyze(options.run, options.under);
+  auto analysis = analysis::analyze(options.run, options.under, options.probe);
   if (!analysis) return Outcome::bad_input(analysis.error());
   // A place that cannot be written to is told before the search, not after it.
   std::string folder = std::filesystem::path(options.output).parent_path();
@@ -143,6 +144,7 @@ void add_optimize(CLI::App& app, Context& context) {
                             "weft optimize run7/ -o plan.json\n"
                             "weft optimize run7/ -o plan.json --budget 30s --without boundaries");
   verb->add_option("RUN", options->run, "A run folder")->required();
+  verb->add_option("--probe", options->probe, kProbeOption)->type_name("PROBE");
   verb->add_option("--under", options->under, kUnder);
   verb->add_option("-o,--output", options->output, "File to write the plan to")->required();
   verb->add_option("--budget", options->budget, "How long to search")

@@ -16,6 +16,7 @@ using Json = nlohmann::ordered_json;
 
 struct Options {
   std::string run;
+  std::string probe;
   std::string plan;
   std::string under;
   std::vector<std::string> set;
@@ -30,8 +31,9 @@ std::string precise_ms(const trace::Environment& environment, double ns) {
 }
 
 void print_fidelity(const trace::Environment& environment, const replay::Fidelity& fidelity) {
-  print(text("fidelity    measured %s, replayed %s: %s\n",
+  print(text("fidelity    measured %s, replayed%s %s: %s\n",
              target_ms(environment, fidelity.measured_ns).c_str(),
+             fidelity.sums_as_measured ? " with sums as long as they were," : "",
              target_ms(environment, fidelity.replayed_ns).c_str(),
              percent_text(fidelity.error_percent).c_str()));
   Table table(
@@ -54,7 +56,7 @@ Outcome run(const Options& options) {
   }
   WEFT_ASSIGN(question.cluster, cluster_of(options.set, options.as_lab));
   question.make_trace = !options.output.empty();
-  auto analysis = analysis::analyze(options.run, options.under);
+  auto analysis = analysis::analyze(options.run, options.under, options.probe);
   if (!analysis) return Outcome::bad_input(analysis.error());
   const replay::Replayer& replayer = analysis->replayer;
   auto prediction = replayer.predict(question);
@@ -107,6 +109,7 @@ void add_replay(CLI::App& app, Context& context) {
                "weft replay run7/ --set link=10gbit --set hosts=8 -o predicted\n"
                "weft replay run7/ --set hosts=1024");
   verb->add_option("RUN", options->run, "A run folder")->required();
+  verb->add_option("--probe", options->probe, kProbeOption)->type_name("PROBE");
   verb->add_option("--under", options->under, kUnder);
   verb->add_option("--plan", options->plan, "A plan file, or a preset; the recorded one if absent");
   verb->add_option("--set", options->set, "Another cluster: link=RATE, flow=RATE|none, hosts=N")

@@ -22,6 +22,18 @@ void add_operation(const Node& node, RankActivity& own) {
   if (node.type == NodeType::send) ++at->second.sends;
 }
 
+// Of an operation without messages only the end is known: a tensor was done.
+void end_operation(const graph::Graph& graph, const graph::Predecessors& predecessors,
+                   uint32_t done, RankActivity& own) {
+  for (graph::Predecessors::In in : predecessors.of(done)) {
+    const Node& cause = graph.nodes[in.from];
+    if (cause.type != NodeType::operation) continue;
+    auto at = own.operations.find(cause.subject);
+    if (at == own.operations.end()) continue;
+    at->second.span.end_ns = std::max(at->second.span.end_ns, graph.nodes[done].start_ns);
+  }
+}
+
 // Before `index` the device stood still since `free_ns`. Each tensor that it waited for has the
 // time since the one before it was done.
 void add_waits(const graph::Graph& graph, const graph::Predecessors& predecessors, uint32_t index,
@@ -54,6 +66,8 @@ void collect_nodes(const graph::Graph& graph, const graph::Predecessors& predece
       if (free && *free < node.start_ns) add_waits(graph, predecessors, n, *free, own);
       free = std::max(free.value_or(node.end_ns()), node.end_ns());
       own.compute.push_back({node.start_ns, node.end_ns()});
+    } else if (node.type == NodeType::done && !graph.sums_by.empty()) {
+      end_operation(graph, predecessors, n, own);
     } else if (node.type == NodeType::operation || node.type == NodeType::send ||
                node.type == NodeType::receive) {
       add_operation(node, own);

@@ -56,6 +56,14 @@ struct Bound {
   double gain_percent = 0;
 };
 
+// What another way to carry the sums would take.
+struct Alternative {
+  std::string name;  // "over weft, with DDP's buckets"
+  double iteration_ns = 0;
+  double gain_percent = 0;
+  double low = 0, high = 0;  // of that gain
+};
+
 struct Diagnosis {
   double iteration_ns = 0;
   std::vector<Share> path;         // one of each graph::Spent, in their order
@@ -69,6 +77,7 @@ struct Diagnosis {
   std::vector<Finding> findings;      // by gain, largest first; none below the fidelity error
   std::vector<std::string> rejected;  // hypotheses that were tried and did not pay, with figures
   std::vector<Bound> bounds;
+  std::vector<Alternative> alternatives;  // where somebody else carried the sums: over weft
   double fidelity_error_percent = 0;
   std::vector<std::string> remarks;
 };

@@ -13,10 +13,10 @@ constexpr size_t kNamedLanes = 8;     // more are counted
 constexpr double kGapsWorthPercent = 1;
 
 // Of equal gains the cause named first is the more particular one.
-constexpr const char* kNames[] = {"one_flow_limit",   "straggler",        "not_overlapped",
-                                  "bucket_too_large", "bucket_too_small", "bad_order",
-                                  "credit_too_small", "chunk_too_small",  "chunk_too_large",
-                                  "slow_lane",        "data_loading",     "host_gaps"};
+constexpr const char* kNames[] = {
+    "other_backend",    "one_flow_limit", "straggler",        "not_overlapped",  "bucket_too_large",
+    "bucket_too_small", "bad_order",      "credit_too_small", "chunk_too_small", "chunk_too_large",
+    "slow_lane",        "data_loading",   "host_gaps"};
 
 size_t place_of(const std::string& name) {
   return static_cast<size_t>(std::find(std::begin(kNames), std::end(kNames), name) -
@@ -41,14 +41,10 @@ class Search {
         out_(out) {}
 
   void run() {
-    one_flow_limit();
+    const bool over_weft = graph_.sums_by.empty();
+    over_weft ? one_flow_limit() : other_backend();
     stragglers();
-    not_overlapped();
-    bucket_sizes();
-    order();
-    credit();
-    chunks();
-    slow_lanes();
+    if (over_weft) causes_in_the_plan();
     data_loading();
     host_gaps();
     std::stable_sort(out_.findings.begin(), out_.findings.end(),
@@ -60,6 +56,15 @@ class Search {
   }
 
  private:
+  void causes_in_the_plan() {
+    not_overlapped();
+    bucket_sizes();
+    order();
+    credit();
+    chunks();
+    slow_lanes();
+  }
+
   // ---- words ---------------------------------------------------------------------------------
 
   // Of the target cluster, as people know it.
@@ -511,6 +516,40 @@ class Search {
     suppose(std::move(large), {with_chunk(0.25)});
   }
 
+  // ---- somebody else's sums ------------------------------------------------------------------
+
+  void other_backend() {
+    plan::Plan whole = *plan::preset("default");
+    const std::pair<const char*, const plan::Plan*> ways[] = {
+        {"over weft, with DDP's buckets", &plan_},
+        {"over weft, plan default by weft.torch.attach", &whole}};
+    std::optional<Verdict> best;
+    const char* chosen = nullptr;
+    Finding finding;
+    finding.name = "other_backend";
+    finding.title = text("Devices stand still for %s of %s an iteration until %s has summed.",
+                         time(out_.exposed_ns).c_str(), time(out_.iteration_ns).c_str(),
+                         graph_.sums_by.c_str());
+    for (const auto& [name, plan] : ways) {
+      auto verdict = gains_.of_plan(*plan);
+      if (!verdict) {
+        cannot_judge(finding.name, verdict.error());
+        continue;
+      }
+      out_.alternatives.push_back(
+          {name, verdict->iteration_ns, verdict->gain_percent, verdict->low, verdict->high});
+      finding.evidence.push_back(text("replayed %s: %s an iteration instead of %s", name,
+                                      time(verdict->iteration_ns).c_str(),
+                                      time(gains_.recorded_ns()).c_str()));
+      if (best && best->gain_percent >= verdict->gain_percent) continue;
+      best = *verdict;
+      chosen = name;
+    }
+    if (!best) return;
+    finding.remedy = text("Carry the sums %s: init_process_group(\"weft\").", chosen);
+    settle(std::move(finding), *best, text("sums %s", chosen));
+  }
+
   // ---- what no cure passes -------------------------------------------------------------------
 
   void bounds() {
@@ -523,7 +562,8 @@ class Search {
     };
     bound("communication is free", &replay::WhatIf::free_communication);
     bound("no stragglers", &replay::WhatIf::no_stragglers);
-    if (is_capped()) bound("one flow may fill the link", &replay::WhatIf::no_flow_cap);
+    if (is_capped() && graph_.sums_by.empty())
+      bound("one flow may fill the link", &replay::WhatIf::no_flow_cap);
   }
 
   const graph::Graph& graph_;

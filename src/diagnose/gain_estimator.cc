@@ -12,10 +12,12 @@ constexpr uint32_t kIterations = 4;
 constexpr double kLeastGainPercent = 1;
 
 // A diagnosis says where the time of the run went that was measured.
-replay::Question of_the_run() {
+replay::Question of_the_run(const replay::Replayer& replayer) {
   replay::Question question;
+  question.sums_as_measured = !replayer.sums_by().empty();
   question.cluster.of = replay::Of::lab;
-  question.iterations = kIterations;
+  // Where somebody else carried the sums little is asked, and how long weft would take is told.
+  if (!question.sums_as_measured) question.iterations = kIterations;
   return question;
 }
 
@@ -28,12 +30,20 @@ Result<GainEstimator> GainEstimator::make(const graph::Graph& graph,
   out.replayer_ = &replayer;
   // How sure a gain is follows from it.
   if (replayer.fidelity().unknown) return *replayer.fidelity().unknown;
-  replay::Question question = of_the_run();
+  replay::Question question = of_the_run(replayer);
   WEFT_ASSIGN(replay::Prediction recorded, replayer.predict(question));
   if (!(recorded.iteration_ns > 0) || !std::isfinite(recorded.iteration_ns))
     return error(Code::unsupported, "the recorded plan replays in no time");
   out.recorded_ns_ = recorded.iteration_ns;
-  out.plan_error_ = (recorded.high_ns - recorded.low_ns) / 2 / recorded.iteration_ns;
+  auto error_of = [](const replay::Prediction& answer) {
+    return (answer.high_ns - answer.low_ns) / 2 / answer.iteration_ns;
+  };
+  out.plan_error_ = out.compute_error_ = error_of(recorded);
+  if (question.sums_as_measured) {
+    question.sums_as_measured = false;
+    WEFT_ASSIGN(const replay::Prediction over_weft, replayer.predict(question));
+    if (over_weft.iteration_ns > 0) out.plan_error_ = error_of(over_weft);
+  }
   // With the same plan most of what the model leaves out is left out on both sides; but another
   // resource may bound what is left.
   constexpr double kStays = 0.5;
@@ -41,7 +51,7 @@ Result<GainEstimator> GainEstimator::make(const graph::Graph& graph,
   double spread =
       measured > 0 ? (replayer.measured_high_ns() - replayer.measured_low_ns()) / 2 / measured : 0;
   out.compute_error_ = std::max(std::hypot(replayer.fidelity().error_percent / 100, spread),
-                                kStays * out.plan_error_);
+                                kStays * out.compute_error_);
   return out;
 }
 
@@ -58,7 +68,8 @@ Verdict GainEstimator::of_time(double iteration_ns, bool same_plan) const {
 }
 
 Result<Verdict> GainEstimator::of_plan(const plan::Plan& plan) const {
-  replay::Question question = of_the_run();
+  replay::Question question = of_the_run(*replayer_);
+  question.sums_as_measured = false;
   question.plan = plan;
   question.interval = false;
   WEFT_ASSIGN(replay::Prediction answer, replayer_->predict(question));
@@ -66,7 +77,9 @@ Result<Verdict> GainEstimator::of_plan(const plan::Plan& plan) const {
 }
 
 Result<Verdict> GainEstimator::of(const replay::WhatIf& what_if) const {
-  replay::Question question = of_the_run();
+  replay::Question question = of_the_run(*replayer_);
+  // What costs nothing takes no cores either.
+  if (what_if.free_communication) question.sums_as_measured = false;
   question.what_if = what_if;
   question.interval = false;
   WEFT_ASSIGN(replay::Prediction answer, replayer_->predict(question));
@@ -77,7 +90,7 @@ Result<Verdict> GainEstimator::of_compute(std::vector<graph::Iteration> iteratio
   auto first = static_cast<ptrdiff_t>(graph_->first_counted());
   iterations.erase(iterations.begin(), iterations.begin() + first);
   replay::Replayer edited = replayer_->with_compute(std::move(iterations));
-  replay::Question question = of_the_run();
+  replay::Question question = of_the_run(*replayer_);
   question.interval = false;
   WEFT_ASSIGN(replay::Prediction answer, edited.predict(question));
   return of_time(answer.iteration_ns, true);

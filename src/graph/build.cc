@@ -259,6 +259,8 @@ Result<Graph> build(const trace::Trace& aligned) {
   WEFT_ASSIGN(graph.model, model_of(aligned, graph.remarks));
   graph.environment = aligned.of_rank(0)->environment;
   graph.host_of = hosts_of(aligned, graph.ranks);
+  for (const trace::Note& note : aligned.of_rank(0)->notes)
+    if (note.key == kSumsBy && graph.ranks > 1) graph.sums_by = printable(note.value);
   remark_losses(aligned, graph.remarks);
 
   Parts parts = collect(aligned, graph.model, graph.ranks);

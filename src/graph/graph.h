@@ -114,6 +114,7 @@ struct Graph {
   std::vector<Operation> operations;  // by number
   std::vector<Iteration> iterations;  // whole ones, in order
   std::vector<std::string> remarks;   // what was missing or left out, for people
+  std::string sums_by;                // who summed the gradients, if not weft; see kSumsBy
 
   // Iterations that count: without those that warm up, if there are others.
   size_t first_counted() const;
@@ -125,6 +126,10 @@ struct IterationTimes {
   std::vector<double> median_ns;      // by rank
 };
 IterationTimes iteration_times(const Graph& graph);
+
+// The key of a note that says who summed the gradients, where weft did not and nobody recorded the
+// messages: understanding a run leaves it there (weft/analysis.h).
+inline constexpr const char* kSumsBy = "sums_by";
 
 // Fails with invalid_argument, saying what is missing, when the trace cannot make a graph: a rank
 // is missing, no model, no whole iteration. A run without communication makes a graph of compute.

@@ -40,6 +40,10 @@ void Simulator::handed(uint32_t r, uint32_t layer, uint32_t iteration) {
   for (uint32_t t : produced_[layer]) {
     if (recording_ != nullptr)
       recording_->ready(r, t, layer, layout_.bucket_of[t], iteration, now_);
+    if (job_.taken != nullptr) {
+      carry(t, iteration);
+      continue;
+    }
     if (network_.free) {
       if (++summed_[t] % devices_.size() == 0)
         for (uint32_t other = 0; other < hosts_.size(); ++other) sum_is_there(other, t, iteration);
@@ -59,6 +63,19 @@ void Simulator::handed(uint32_t r, uint32_t layer, uint32_t iteration) {
     WEFT_CHECK(all_have_it.ok());
     if (*all_have_it) report(r, **bucket, iteration);
   }
+}
+
+void Simulator::carry(uint32_t tensor, uint32_t iteration) {
+  const uint32_t bucket = layout_.bucket_of[tensor];
+  const uint64_t all = layout_.buckets[bucket].tensors.size() * devices_.size();
+  if (++carried_[bucket] % all != 0) return;
+  const std::vector<int64_t>& taken = (*job_.taken)[iteration % job_.taken->size()][bucket];
+  for (uint32_t r = 0; r < hosts_.size(); ++r)
+    push(now_ + taken[r], What::carried, r, bucket, iteration);
+}
+
+void Simulator::carried(uint32_t r, uint32_t bucket, uint32_t iteration) {
+  for (uint32_t tensor : layout_.buckets[bucket].tensors) sum_is_there(r, tensor, iteration);
 }
 
 void Simulator::report(uint32_t r, uint32_t bucket, uint32_t iteration) {

@@ -15,6 +15,7 @@ enum class What : uint8_t {
   computes,   // rank: its device's thread begins with what takes processor time
   computed,   // rank: and has done it
   handed,     // rank, a: layer, b: iteration: its gradients are handed over
+  carried,    // rank, a: bucket, b: iteration: somebody else has summed it
   report,     // rank, a: bucket, b: iteration: the rank above has to read it
   reported,   // the same: the rank above knows
   told,       // rank, a: operation, b: 1 if it is the first of a frame

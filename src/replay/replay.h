@@ -61,6 +61,9 @@ struct Question {
   std::optional<plan::Plan> plan;  // absent: the recorded one
   Cluster cluster;
   WhatIf what_if;
+  // Of a run whose gradients somebody else summed: each sum takes as long as it was measured to,
+  // and compute what it took beside them. Neither a plan nor another cluster may be asked for then.
+  bool sums_as_measured = false;
   // How many to simulate; 0: as many as the trace has, fewer if they have very many messages, and
   // at least 4.
   uint32_t iterations = 0;
@@ -88,6 +91,9 @@ struct Fidelity {
   // What kept the recorded plan from being replayed. Then only `measured_ns` is known, and that
   // the error is 0 says nothing.
   std::optional<Error> unknown;
+  // Somebody else summed the gradients, and each sum was taken to last as it was measured: this
+  // says how well compute and waiting are understood, and nothing about a network.
+  bool sums_as_measured = false;
   double measured_ns = 0;
   double replayed_ns = 0;
   double error_percent = 0;  // (replayed - measured) / measured
@@ -119,7 +125,9 @@ class Replayer {
   Result<Prediction> predict(const Question& question) const;
 
   const Fidelity& fidelity() const;
+  // Where somebody else summed the gradients: what weft would do with the same buckets.
   const plan::Plan& recorded_plan() const;
+  const std::string& sums_by() const;  // who did, if not weft
   const trace::Environment& environment() const;
   const trace::Model& model() const;
   uint32_t ranks() const;

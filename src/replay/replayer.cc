@@ -3,9 +3,11 @@
 #include <numeric>
 #include <set>
 
+#include "compute.h"
 #include "fidelity.h"
 #include "recording.h"
 #include "simulator.h"
+#include "taken.h"
 #include "weft/replay.h"
 
 namespace weft::replay {
@@ -32,36 +34,9 @@ constexpr double kFoldError = 0.08;
 // Threads that wait for a core have it in slices, not in shares.
 constexpr double kBusy = 0.4;
 constexpr double kBusyError = 0.3;  // for each core's worth above that
-
-graph::LayerTimes median_of(const std::vector<const graph::LayerTimes*>& all) {
-  auto middle = [&](int64_t graph::LayerTimes::*field) {
-    std::vector<double> values;
-    for (const graph::LayerTimes* times : all) values.push_back(static_cast<double>(times->*field));
-    return static_cast<int64_t>(quantile(values, 0.5));
-  };
-  return {middle(&graph::LayerTimes::forward_ns),
-          middle(&graph::LayerTimes::backward_ns),
-          middle(&graph::LayerTimes::update_ns),
-          middle(&graph::LayerTimes::gap_before_forward_ns),
-          middle(&graph::LayerTimes::gap_before_backward_ns),
-          middle(&graph::LayerTimes::gap_before_update_ns),
-          middle(&graph::LayerTimes::before_wait_ns),
-          middle(&graph::LayerTimes::forward_cpu_ns),
-          middle(&graph::LayerTimes::backward_cpu_ns),
-          middle(&graph::LayerTimes::update_cpu_ns)};
-}
-
-// Each layer as the median of the ranks in `of`.
-std::vector<graph::LayerTimes> median_layers(const graph::Iteration& iteration,
-                                             const std::vector<uint32_t>& of, size_t layers) {
-  std::vector<graph::LayerTimes> out;
-  for (size_t l = 0; l < layers; ++l) {
-    std::vector<const graph::LayerTimes*> all;
-    for (uint32_t r : of) all.push_back(&iteration.layers[r][l]);
-    out.push_back(median_of(all));
-  }
-  return out;
-}
+// What is known of weft from a probe alone: delays of agreement and wake-ups are not
+// (docs/torch.md).
+constexpr double kUnseenSumsError = 0.1;
 
 std::optional<double> recorded_rate(const trace::Environment& environment, const char* key) {
   auto found = environment.lab.find(key);
@@ -96,6 +71,16 @@ double pick(const cost::Fitted& rate, End end) {
 
 }  // namespace
 
+namespace {
+
+// What of the time beside processor time waited for no core: 0 to 1.
+struct IdleShare {
+  double backward = 0;
+  double other = 0;
+};
+
+}  // namespace
+
 struct Replayer::Impl {
   trace::Environment environment;
   trace::Model model;
@@ -104,22 +89,33 @@ struct Replayer::Impl {
   cost::Costs costs;
   plan::Plan recorded;
   std::vector<schedule::Tensor> tensors;
-  size_t nodes = 0;                                     // of the graph; 0: it was made up
-  std::vector<graph::Iteration> iterations;             // those that count
-  std::vector<std::vector<graph::LayerTimes>> typical;  // by iteration: median of all ranks
+  size_t nodes = 0;  // of the graph; 0: it was made up
+  Compute compute;
+  // Where somebody else summed the gradients: how long that took, and compute as it was beside it.
+  std::string sums_by;
+  Taken taken;
+  Compute beside_taken;
   graph::IterationTimes measured;
   double compute_ns = 0;
   double gradient_bytes = 0;
   Fidelity fidelity;
 
-  // What of the time beside processor time waited for no core, by rank: 0 to 1.
-  std::vector<double> idle_share;
+  std::vector<IdleShare> idle_shares;  // by rank
+  // What compute waited for something else than the job's own threads, for each second that it had
+  // a core, and in an iteration, on the rank where it was most; as far as it was beside no sums. 0
+  // where weft carried the sums: then it shows in the fidelity.
+  double waits_for_others = 0;
+  double waits_for_others_ns = 0;
 
   void set_compute(std::vector<graph::Iteration> counted);
-  void find_idle_share();
+  void find_idle_shares();
+  const Compute& compute_for(const Question& question) const {
+    return question.sums_as_measured ? beside_taken : compute;
+  }
+  // Sums that somebody else carried have no messages to simulate.
   uint32_t fidelity_iterations() const {
-    return std::clamp(static_cast<uint32_t>(iterations.size()) + kWarmUpIterations,
-                      kLeastIterations, kFidelityIterations);
+    const auto all = static_cast<uint32_t>(compute.iterations.size()) + kWarmUpIterations;
+    return std::max(kLeastIterations, sums_by.empty() ? std::min(all, kFidelityIterations) : all);
   }
   std::vector<uint32_t> hosts_for(const Cluster& cluster) const;
   std::vector<schedule::Algorithm> algorithms(const plan::Plan& plan,
@@ -273,7 +269,7 @@ void Replayer::Impl::own_processors(Prediction& notes) const {
 Result<Network> Replayer::Impl::network(const Question& question, const plan::Plan& plan,
                                         uint32_t flows, End end, Prediction& notes) const {
   Network out;
-  out.free = question.what_if.free_communication;
+  out.free = question.what_if.free_communication || question.sums_as_measured;
   out.cores = costs.sending.cores;
   out.shared_processor = costs.sending.shared_processor && question.cluster.of == Of::lab;
   out.most_credit_ns = slice_ns(out.cores);
@@ -316,6 +312,11 @@ Result<Network> Replayer::Impl::network(const Question& question, const plan::Pl
   out.send_ns_per_chunk = out.receive_ns_per_chunk = value_or_zero(costs.cpu_ns_per_chunk) / 2;
   out.send_ns_per_byte = out.receive_ns_per_byte = value_or_zero(costs.cpu_ns_per_byte) / 2;
   out.reduce_ns_per_byte = value_or_zero(costs.reduce_ns_per_byte);
+  // Whatever made compute wait may do as much to the threads that communicate.
+  if (end == End::slow)
+    for (double* each : {&out.send_ns_per_chunk, &out.receive_ns_per_chunk, &out.send_ns_per_byte,
+                         &out.receive_ns_per_byte, &out.reduce_ns_per_byte})
+      *each *= 1 + waits_for_others;
   if (sending.shared_processor && !out.shared_processor) own_processors(notes);
   out.below_in_delays = recorded_tree.below(0);
   set_workers(plan, costs, out, notes);
@@ -337,6 +338,7 @@ std::vector<uint32_t> Replayer::Impl::hosts_for(const Cluster& cluster) const {
 Result<Job> Replayer::Impl::job(const Question& question,
                                 std::vector<std::vector<graph::LayerTimes>>& made) const {
   const WhatIf& what_if = question.what_if;
+  const auto& [iterations, typical] = compute_for(question);
   if (what_if.healed && what_if.healed->index >= ranks)
     return error(Code::invalid_argument, "rank %u cannot be healed: there are %u",
                  what_if.healed->index, ranks);
@@ -350,6 +352,7 @@ Result<Job> Replayer::Impl::job(const Question& question,
           : std::max<uint32_t>(kLeastIterations,
                                static_cast<uint32_t>(iterations.size()) + kWarmUpIterations);
   out.model = &model;
+  if (question.sums_as_measured && !what_if.free_communication) out.taken = &taken;
   if (what_if.healed && ranks > 1) {
     std::vector<uint32_t> others;
     for (uint32_t r = 0; r < ranks; ++r)
@@ -505,6 +508,11 @@ Result<void> bounded(const Job& job, const schedule::Layout& layout,
                static_cast<double>(layer.before_wait_ns);
     longest = std::max(longest, sum / static_cast<double>(recorded.size()) * iterations);
   }
+  if (job.taken != nullptr)
+    for (const auto& buckets : *job.taken)
+      for (const std::vector<int64_t>& by_rank : buckets)
+        longest += static_cast<double>(*std::max_element(by_rank.begin(), by_rank.end())) *
+                   iterations / static_cast<double>(job.taken->size());
   if (!network.free)
     longest += bytes / std::min(network.link_bytes_per_ns, network.flow_bytes_per_ns) +
                messages * (network.send_ns_per_chunk + network.receive_ns_per_chunk) +
@@ -531,7 +539,8 @@ Result<Simulated> Replayer::Impl::simulated(const Question& question, const plan
   WEFT_ASSIGN(Network net,
               network(question, sized, flows_of(chosen, layout.lanes, work.ranks), end, notes));
   if (work.ranks == 1) net.free = true;
-  if (work.ranks > kRanksInFull && unfoldable(work, chosen, net, recording != nullptr) == nullptr)
+  if (work.taken == nullptr && work.ranks > kRanksInFull &&
+      unfoldable(work, chosen, net, recording != nullptr) == nullptr)
     fold(work, traffic_of(layout, chosen, work.ranks), question.iterations == 0, notes);
   const bool as_recorded = !question.plan && !question.cluster.hosts;
   WEFT_TRY(bounded(work, layout, chosen, net, recording != nullptr, as_recorded ? nodes : 0));
@@ -616,14 +625,30 @@ void Replayer::Impl::widen(const Question& question, const plan::Plan& plan,
     prediction.assumed.push_back(
         text("communication keeps the processors %.0f %% busy: it may take longer than predicted",
              100 * prediction.processor_busy));
+  const bool unseen = !sums_by.empty() && !question.sums_as_measured;
+  if (unseen)
+    prediction.unknown.push_back(
+        text("how well sums over weft replay here: %s carried them in "
+             "this run, so they are known from the probe alone",
+             sums_by.c_str()));
+  if (unseen && waits_for_others > kModelError)
+    prediction.unknown.push_back(
+        text("what other programs on the machine take: forward and update waited %.2f s for each "
+             "second that they had a core, beside no sums and for no thread of the job. Compute is "
+             "predicted to wait as much again, the sums not at all, and the interval holds as much "
+             "either way; record and probe when nothing else runs",
+             waits_for_others));
+  const double unseen_error = unseen ? kUnseenSumsError : 0;
+  const double others_error = unseen ? waits_for_others_ns / value : 0;
   auto together = [&](double fit) {
     double fidelity_error = fidelity.error_percent / 100,
-           model_error = kModelError + kBusyError * busy,
+           model_error = kModelError + kBusyError * busy + unseen_error,
            fold_error = prediction.folded ? kFoldError : 0;
     return std::sqrt(fit * fit + spread * spread + fidelity_error * fidelity_error +
-                     model_error * model_error + fold_error * fold_error);
+                     model_error * model_error + fold_error * fold_error +
+                     others_error * others_error);
   };
-  prediction.low_ns = value * (1 - together((value - fast) / value));
+  prediction.low_ns = value * std::max(0.0, 1 - together((value - fast) / value));
   prediction.high_ns = value * (1 + together((slow - value) / value));
 }
 
@@ -631,6 +656,14 @@ Result<Prediction> Replayer::Impl::predict(const Question& question) const {
   Prediction out;
   const plan::Plan& plan = question.plan ? *question.plan : recorded;
   WEFT_TRY(plan::validate(plan));
+  if (question.sums_as_measured && sums_by.empty())
+    return error(Code::invalid_argument, "weft carried the sums of this run, by its plan");
+  if (question.sums_as_measured &&
+      (question.plan || question.cluster.hosts || question.cluster.link_bits_per_s ||
+       question.cluster.flow_bits_per_s))
+    return error(Code::invalid_argument,
+                 "sums as they were measured are those of the recorded run: no plan and no other "
+                 "cluster can be asked for with them");
   std::optional<Recording> recording;
   if (question.make_trace)
     recording.emplace(environment, model, plan, hosts_for(question.cluster), plan.lanes);
@@ -644,66 +677,96 @@ Result<Prediction> Replayer::Impl::predict(const Question& question) const {
 
 namespace {
 
-// Calls f(how long it lasted, processor time of that) for each piece of a layer's compute.
-template <typename F>
-void for_each_part(graph::LayerTimes& layer, F&& f) {
-  f(layer.forward_ns, layer.forward_cpu_ns);
-  f(layer.backward_ns, layer.backward_cpu_ns);
-  f(layer.update_ns, layer.update_cpu_ns);
+// Calls f(how long it lasted, processor time of that, its idle share) for each piece of a layer's
+// compute.
+template <typename Share, typename F>
+void for_each_part(graph::LayerTimes& layer, Share& share, F&& f) {
+  f(layer.forward_ns, layer.forward_cpu_ns, share.other);
+  f(layer.backward_ns, layer.backward_cpu_ns, share.backward);
+  f(layer.update_ns, layer.update_cpu_ns, share.other);
 }
+
+// Time that pieces of compute lasted beside their processor time, and that.
+struct Lasted {
+  double beside = 0;
+  double processor = 0;
+};
+struct LastedByPart {
+  Lasted backward, other;
+};
 
 }  // namespace
 
 // A recorded piece of compute lasted for as long as it had a core, for as long as it waited for one
 // and for as long as it waited for something else. The simulation says the second for any plan. How
 // much it says of the recorded one tells it from the third, which stays as it was.
-void Replayer::Impl::find_idle_share() {
-  const std::vector<graph::Iteration> recorded_iterations = iterations;
+//
+// What somebody else's sums took of the cores cannot be simulated. Beside forward and update there
+// are none of them: what these wait for is what backward would wait for without.
+void Replayer::Impl::find_idle_shares() {
+  const std::vector<graph::Iteration> recorded_iterations = compute.iterations;
   Question same;
   same.cluster.of = Of::lab;  // where it was measured
   same.iterations = fidelity_iterations();
-  std::vector<double> waited(ranks, 0), alone(ranks, 0);
+  same.what_if.free_communication = !sums_by.empty();
+  std::vector<LastedByPart> parts(ranks);
   bool known = false;
   for (uint32_t i = 0; i < same.iterations; ++i)
     for (uint32_t r = 0; r < ranks; ++r)
-      for (graph::LayerTimes layer : recorded_iterations[i % iterations.size()].layers[r]) {
-        for_each_part(layer, [&](int64_t& lasted, int64_t& used) {
+      for (graph::LayerTimes layer : recorded_iterations[i % recorded_iterations.size()].layers[r])
+        for_each_part(layer, parts[r], [&](int64_t lasted, int64_t used, Lasted& of) {
           known = known || used >= 0;
           const int64_t own = used < 0 ? lasted : std::min(used, lasted);
-          alone[r] += static_cast<double>(own);
-          waited[r] += static_cast<double>(lasted - own);
+          of.processor += static_cast<double>(own);
+          of.beside += static_cast<double>(lasted - own);
         });
-      }
   if (!known) return;
-  idle_share.assign(ranks, 0);
+  idle_shares.assign(ranks, {});
   set_compute(recorded_iterations);
   Prediction notes;
   auto run = simulated(same, recorded, End::middle, notes, nullptr);
   for (uint32_t r = 0; r < ranks; ++r) {
-    const double explained = run ? run->computing_ns[r] - alone[r] : 0;
-    idle_share[r] = waited[r] > 0 ? std::clamp(1 - explained / waited[r], 0.0, 1.0) : 0;
+    const auto& [backward, other] = parts[r];
+    const double alone = backward.processor + other.processor;
+    const double explained = run ? run->computing_ns[r] - alone : 0;
+    auto share_of = [](double idle, double beside) {
+      return beside > 0 ? std::clamp(idle / beside, 0.0, 1.0) : 0;
+    };
+    if (sums_by.empty()) {
+      const double beside = backward.beside + other.beside;
+      idle_shares[r].backward = idle_shares[r].other = share_of(beside - explained, beside);
+      continue;
+    }
+    const double idle =
+        std::max(0.0, other.beside - (alone > 0 ? explained / alone * other.processor : 0));
+    idle_shares[r].other = share_of(idle, other.beside);
+    if (!(other.processor > 0)) continue;
+    idle_shares[r].backward =
+        share_of(idle / other.processor * backward.processor, backward.beside);
+    waits_for_others = std::max(waits_for_others, idle / other.processor);
+    waits_for_others_ns =
+        std::max(waits_for_others_ns, (idle + idle_shares[r].backward * backward.beside) /
+                                          static_cast<double>(same.iterations));
   }
   set_compute(recorded_iterations);
 }
 
 void Replayer::Impl::set_compute(std::vector<graph::Iteration> counted) {
-  iterations = std::move(counted);
-  for (graph::Iteration& iteration : iterations)
-    for (uint32_t r = 0; r < idle_share.size(); ++r)
+  if (!sums_by.empty())
+    beside_taken = compute_of(as_it_lasted(counted), ranks, model.layers.size());
+  for (graph::Iteration& iteration : counted)
+    for (uint32_t r = 0; r < idle_shares.size(); ++r)
       for (graph::LayerTimes& layer : iteration.layers[r])
-        for_each_part(layer, [&](int64_t& lasted, int64_t& used) {
+        for_each_part(layer, idle_shares[r], [](int64_t& lasted, int64_t& used, double share) {
           if (used < 0) return;
           used = std::min(used, lasted);
-          lasted = used + static_cast<int64_t>(idle_share[r] * static_cast<double>(lasted - used));
+          lasted = used + static_cast<int64_t>(share * static_cast<double>(lasted - used));
         });
-  typical.clear();
-  std::vector<uint32_t> all(ranks);
-  std::iota(all.begin(), all.end(), 0u);
+  compute = compute_of(std::move(counted), ranks, model.layers.size());
   std::vector<double> sums;
-  for (const graph::Iteration& iteration : iterations) {
-    typical.push_back(median_layers(iteration, all, model.layers.size()));
+  for (const std::vector<graph::LayerTimes>& layers : compute.typical) {
     double sum = 0;
-    for (const graph::LayerTimes& layer : typical.back())
+    for (const graph::LayerTimes& layer : layers)
       sum += static_cast<double>(layer.forward_ns + layer.backward_ns + layer.update_ns);
     sums.push_back(sum);
   }
@@ -751,19 +814,28 @@ Result<Replayer> Replayer::with_costs(const graph::Graph& graph, const cost::Cos
         {tensor.name, tensor.bytes / schedule::kElementBytes, tensor.consumed_by});
     impl->gradient_bytes += static_cast<double>(tensor.bytes);
   }
+  impl->sums_by = graph.sums_by;
   impl->set_compute({graph.iterations.begin() + static_cast<ptrdiff_t>(graph.first_counted()),
                      graph.iterations.end()});
   impl->measured = graph::iteration_times(graph);
+  if (!impl->sums_by.empty()) {
+    WEFT_ASSIGN(const schedule::Layout layout,
+                schedule::make_layout(schedule::scaled(impl->recorded, impl->environment.shrink),
+                                      impl->tensors));
+    WEFT_ASSIGN(impl->taken, taken_by_sums(graph, layout));
+  }
 
-  impl->find_idle_share();
+  impl->find_idle_shares();
 
   // Fidelity first: the recorded plan, replayed like any other.
   Question same;
   same.cluster.of = Of::lab;  // where it was measured
+  same.sums_as_measured = !impl->sums_by.empty();
   same.make_trace = true;
   same.interval = false;
   same.iterations = impl->fidelity_iterations();
   impl->fidelity.measured_ns = quantile(impl->measured.of_slowest_ns, 0.5);
+  impl->fidelity.sums_as_measured = same.sums_as_measured;
   auto replayed = impl->predict(same);
   if (!replayed) {
     impl->fidelity.unknown = std::move(replayed).error();
@@ -772,6 +844,7 @@ Result<Replayer> Replayer::with_costs(const graph::Graph& graph, const cost::Cos
   auto again = graph::build(*replayed->trace);
   if (!again) return std::move(again).error().in("the replay of the recorded plan");
   impl->fidelity = compare(graph, *again);
+  impl->fidelity.sums_as_measured = same.sums_as_measured;
   return Replayer(std::move(impl));
 }
 
@@ -787,6 +860,7 @@ Result<Prediction> Replayer::predict(const Question& question) const {
 }
 const Fidelity& Replayer::fidelity() const { return impl_->fidelity; }
 const plan::Plan& Replayer::recorded_plan() const { return impl_->recorded; }
+const std::string& Replayer::sums_by() const { return impl_->sums_by; }
 const trace::Environment& Replayer::environment() const { return impl_->environment; }
 const trace::Model& Replayer::model() const { return impl_->model; }
 uint32_t Replayer::ranks() const { return impl_->ranks; }

@@ -185,6 +185,9 @@ class Simulator {
 
   void count_frames();
   void handed(uint32_t r, uint32_t layer, uint32_t iteration);
+  // A rank has this gradient, which somebody else sums.
+  void carry(uint32_t tensor, uint32_t iteration);
+  void carried(uint32_t r, uint32_t bucket, uint32_t iteration);
   // A rank and all below it have the bucket: it says so.
   void report(uint32_t r, uint32_t bucket, uint32_t iteration);
   // Frames come to a rank's thread, one after the other, between its chunks.
@@ -284,6 +287,7 @@ class Simulator {
   int64_t begin_passes_ns_ = 0;         // folded: from there to the farthest rank
   std::vector<uint32_t> iteration_of_;  // by operation
   std::vector<uint64_t> summed_;        // free communication: gradients seen, by tensor
+  std::vector<uint64_t> carried_;       // carried by somebody else: the same, by bucket
   std::priority_queue<Event, std::vector<Event>, std::greater<>> events_;
   uint32_t sequence_ = 0;
   int64_t now_ = 0;

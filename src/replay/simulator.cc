@@ -40,6 +40,7 @@ Simulator::Simulator(const Job& job, const schedule::Layout& layout,
   make_processors();
   for (size_t i = 0; i < devices_.size(); ++i) readiness_.emplace_back(layout);
   summed_.assign(job.model->tensors.size(), 0);
+  carried_.assign(layout.buckets.size(), 0);
   iteration_of_.reserve(operations);
   result_.starts.resize(devices_.size());
   result_.computing_ns.resize(devices_.size());
@@ -73,6 +74,7 @@ void Simulator::handle(const Event& event) {
     case What::computes: return computes(r);
     case What::computed: return computed(r);
     case What::handed: return handed(r, event.a, event.b);
+    case What::carried: return carried(r, event.a, event.b);
     case What::report: return read_report(r, event.a, event.b);
     case What::reported: return reported(r, event.a, event.b);
     case What::told: return told(r, event.a, event.b != 0);
@@ -184,7 +186,7 @@ Simulated simulate(const Job& job, const schedule::Layout& layout,
                    Recording* recording, const Witness& witness) {
   if (job.folded()) {
     WEFT_CHECK(recording == nullptr && !witness && !network.shared_processor);
-    WEFT_CHECK(network.odd_lanes.empty());
+    WEFT_CHECK(network.odd_lanes.empty() && job.taken == nullptr);
     for (schedule::Algorithm algorithm : algorithms) WEFT_CHECK(folds(algorithm, job.ranks));
   }
   return Simulator(job, layout, algorithms, network, recording, witness).run();

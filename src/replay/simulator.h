@@ -55,6 +55,10 @@ struct Network {
   std::vector<OddLane> odd_lanes;
 };
 
+// How long sums took that somebody else carried: [iteration % size][bucket][rank], from when the
+// last rank had the bucket until its sums were there.
+using Taken = std::vector<std::vector<std::vector<int64_t>>>;
+
 // What the devices do. One program for all ranks; durations differ.
 struct Job {
   uint32_t ranks = 1;
@@ -67,6 +71,8 @@ struct Job {
   // Empty: every rank is simulated. Otherwise the job is folded: one rank's network stands for that
   // of all, and compute[i] is that of so many ranks, in their order.
   std::vector<uint32_t> alike;
+  // Not null: sums take this long, and no network carries them. Such a job is not folded.
+  const Taken* taken = nullptr;
 
   bool folded() const { return !alike.empty(); }
   schedule::Tree tree() const {

@@ -210,7 +210,7 @@ class Replay(Analysis):
 class Diagnose(Analysis):
     KEYS = {"run", "predicted", "plan", "iteration_ms", "path", "communication_ms",
             "overlapped_ms", "overlap_possible_ms", "exposed_ms", "findings", "rejected", "bounds",
-            "fidelity_error_percent", "layers", "tensors", "lanes", "remarks"}
+            "alternatives", "fidelity_error_percent", "layers", "tensors", "lanes", "remarks"}
 
     def test_adds_up_to_the_iteration(self):
         answer = self.ask("diagnose", Runs.ddp)
