@@ -26,7 +26,7 @@ class Torch:
         found = subprocess.run([os.path.join(root, "tools", "peers"), "horovod"], stdout=subprocess.PIPE, text=True).stdout
         self.horovod = found.split()[2] if found.startswith("ready horovod ") else None
         package = os.path.join(os.path.dirname(program), "python")
-        self.environment = {**os.environ, "PYTHONPATH": package, "OMP_NUM_THREADS": "1"}
+        self.environment = {**os.environ, "PYTHONPATH": package, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
     def step_ms(self, place, model, engine):
         """Of the slowest rank: the median of its steps."""
@@ -39,7 +39,7 @@ class Torch:
         command = [self.weft, *place, *inside, "--", *script, "--model", model, "--steps", STEPS]
 
         def once():
-            done = subprocess.run(command, capture_output=True, text=True, env=os.environ if horovod else self.environment)
+            done = subprocess.run(command, capture_output=True, text=True, env=self.environment)
             found = [float(ms) for ms in re.findall(r"([\d.]+) ms in the median", done.stdout)]
             if done.returncode != 0 or not found:
                 sys.exit(f"{' '.join(command)}\n{done.stdout}{done.stderr}")
