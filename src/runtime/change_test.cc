@@ -6,29 +6,19 @@
 #include <atomic>
 #include <barrier>
 
+#include "known_sums.h"
 #include "testing.h"
 
 namespace weft::runtime {
 namespace {
 
 using testing::HasSubstr;
+using testing_support::expect_ok;
 using testing_support::run_ranks;
+using testing_support::sum;
+using testing_support::value;
 
 constexpr uint64_t kChanges = 20;
-
-void expect_ok(const std::vector<Result<void>>& outcomes) {
-  for (size_t r = 0; r < outcomes.size(); ++r)
-    EXPECT_TRUE(outcomes[r].ok()) << "rank " << r << ": "
-                                  << (outcomes[r].ok() ? "" : outcomes[r].error().message());
-}
-
-float value(uint64_t i, uint64_t tensor, uint64_t step, uint32_t rank) {
-  return static_cast<float>((i * 7 + step * 13 + tensor * 31) % 97 + rank);
-}
-float sum(uint64_t i, uint64_t tensor, uint64_t step, uint32_t ranks) {
-  uint64_t of_ranks = uint64_t{ranks} * (ranks - 1) / 2;
-  return static_cast<float>(ranks * ((i * 7 + step * 13 + tensor * 31) % 97) + of_ranks);
-}
 
 const std::vector<std::string> kAlgorithms = {"ring", "direct", "auto", "halving_doubling",
                                               "hierarchical"};

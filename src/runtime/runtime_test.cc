@@ -5,28 +5,17 @@
 
 #include <chrono>
 
+#include "known_sums.h"
 #include "testing.h"
 
 namespace weft::runtime {
 namespace {
 
 using testing::HasSubstr;
+using testing_support::expect_ok;
 using testing_support::run_ranks;
-
-void expect_ok(const std::vector<Result<void>>& outcomes) {
-  for (size_t r = 0; r < outcomes.size(); ++r)
-    EXPECT_TRUE(outcomes[r].ok()) << "rank " << r << ": "
-                                  << (outcomes[r].ok() ? "" : outcomes[r].error().message());
-}
-
-// Integers that differ by rank, element, tensor and step; sums stay exact in fp32.
-float value(uint64_t i, uint64_t tensor, uint64_t step, uint32_t rank) {
-  return static_cast<float>((i * 7 + step * 13 + tensor * 31) % 97 + rank);
-}
-float sum(uint64_t i, uint64_t tensor, uint64_t step, uint32_t ranks) {
-  uint64_t of_ranks = uint64_t{ranks} * (ranks - 1) / 2;
-  return static_cast<float>(ranks * ((i * 7 + step * 13 + tensor * 31) % 97) + of_ranks);
-}
+using testing_support::sum;
+using testing_support::value;
 
 plan::Plan random_plan(Rng& rng) {
   plan::Plan plan;
